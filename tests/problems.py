@@ -108,12 +108,12 @@ def paper_walk(model: nn.Module, loss, perturbation):
     return reference_walk(start, function_of(model, loss), shapes_of(model), perturbation)
 
 
-def reference_walk(w, loss_and_gradient, shapes, perturbation):
+def reference_walk(w, loss_and_gradient, shapes, perturbation, **options):
     return reference.walk(
         w, loss_and_gradient, reference.groups_of(shapes, perturbation.granularity),
         scale=perturbation.scale, p=perturbation.norm, K=perturbation.steps, risk=perturbation.risk,
         epsilon=perturbation.epsilon, budget=perturbation.budget, eta=perturbation.step_size,
-        cap=perturbation.cap, capped_groups=reference.capped_groups_of(shapes, perturbation.granularity),
+        cap=perturbation.cap, capped_groups=reference.capped_groups_of(shapes, perturbation.granularity), **options,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from gasam.family import Kept, Method
 from gasam.family.friendly_sam import friendly_sam
 from gasam.family.gsam import gsam
 from gasam.family.look_sam import look_sam
+from gasam.family.one_pass import MovingAverage, momentum_sam, random_offsets
 from gasam.family.sam_on import normalisation, sam_on
 from gasam.family.wsam import wsam
 from gasam.optimizer import SharpnessAware
@@ -26,6 +27,7 @@ __all__ = [
     "Group",
     "Kept",
     "Method",
+    "MovingAverage",
     "Pass",
     "Perturbation",
     "RangeTest",
@@ -41,9 +43,11 @@ __all__ = [
     "gsam",
     "layer_sam",
     "look_sam",
+    "momentum_sam",
     "multi_step_defense",
     "normalisation",
     "per_worker",
+    "random_offsets",
     "range_test",
     "recommended",
     "sam",

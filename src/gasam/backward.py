@@ -12,14 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 from gasam import passes
 from gasam.contexts import Statistics, freezing, frozen_batchnorm, includes, together
 from gasam.distributed import group_of, per_worker, shared_walk
-from gasam.family import Kept
+from gasam.family import Kept, Method, dense_gradient, dot
 from gasam.fold import Fold
 from gasam.mistakes import checked_once, look_at_function, warn_of_statistics
 from gasam.parameters import Entry, Parameters, read, weights_of
 from gasam.passes import Around, Backward, GradientScale, Pass, uninterrupted
 from gasam.perturbation import Perturbation, chosen
 from gasam.schedule import Clock, Schedule, StrengthOfStep
-from gasam.trace import BETWEEN, OFF, WAITING, Trace, Watch
+from gasam.trace import BETWEEN, LEARNING, OFF, WAITING, Trace, Watch
 from gasam.walk import walk
 
 METHOD = "method"
@@ -29,12 +29,14 @@ METHOD = "method"
 class Passes(Protocol):
     """Runs the passes of one step: a loss function, or an optimizer's closure."""
 
-    returned: Any  # by the clean pass
+    returned: Any  # by the first pass
 
-    def plain(self) -> Tensor:
-        """Run one pass without a walk; return its loss."""
+    has_ascent: bool  # whether passes that only find a direction are others
 
-    def __call__(self, k: int, factor: float, last: bool) -> Pass:
+    def plain(self) -> Pass:
+        """Run one pass without a walk."""
+
+    def __call__(self, k: int, factor: float, last: bool, for_direction: bool) -> Pass:
         """Run pass k, and leave the gradient of factor * loss in `.grad`."""
 
 
@@ -42,9 +44,12 @@ class SharpBackward:
     """Replaces `loss.backward()`: runs K+1 passes along the walk and adds their combined gradient to `.grad`.
 
     Call it with a function that returns the loss or (loss, anything), and that does not call backward. The call returns
-    what the function returned in the clean pass, with the loss detached. With `enabled = False` or a perturbation of
+    what the function returned in its first pass, with the loss detached. With `enabled = False` or a perturbation of
     size 0 it runs one plain pass. `last` is the trace of the last step. You may change `enabled` and `perturbation`
     between steps.
+
+    A cheaper call is `sharp(function, ascent=other)`: passes that only find a direction run `other`, for example the
+    loss of a quarter of the batch. With risk "mean" the gradient is then the mean over the displaced passes alone.
 
     Args:
         model: The model or its parameters: `model.named_parameters()`, `model.parameters()` or parameter groups. Put
@@ -108,6 +113,7 @@ class SharpBackward:
         self.knows_function = False  # until the first call has succeeded
         self.last: Trace | None = None
         self._watch = Watch()
+        self._scale: Tensor | float = 0.0  # of the gradient that the micro-batches of this step have added up
 
     def set_parameters(self, entries: list[Entry]) -> None:
         """Walk with these parameters from now on."""
@@ -117,12 +123,12 @@ class SharpBackward:
     def __repr__(self) -> str:
         return f"SharpBackward({len(self.parameters)} parameters, {self.perturbation}, {self.clock.schedule})"
 
-    def __call__(self, function: Callable[[], Any]) -> Any:
+    def __call__(self, function: Callable[[], Any], *, ascent: Callable[[], Any] | None = None) -> Any:
         if not self.knows_function:
             look_at_function(function)
             function = checked_once(function, self.gradient_scale)
         with uninterrupted() as held:
-            run = _LossPasses(self, function, held)
+            run = _LossPasses(self, function, ascent, held)
             self.step(run)
             return run.returned
 
@@ -133,15 +139,31 @@ class SharpBackward:
 
     def walks(self) -> bool:
         """Whether the next call runs displaced passes."""
-        return self.could_walk and self.clock.strength() > 0
+        return self.could_walk and self.clock.strength() > 0 and not self.must_learn
 
-    def begin_step(self, step: int) -> None:
-        """Begin the optimizer step with this number. All calls until the next `begin_step` use the same strength."""
-        self.clock.begin_step(step)
+    @property
+    def must_learn(self) -> bool:
+        """Whether the method has no direction yet, because it has seen no gradient."""
+        method = self.perturbation.method
+        return method is not None and not method.clean_pass and method.learns and not self.kept
+
+    def begin_step(self, step: int, *, last: bool = True) -> None:
+        """Begin the optimizer step with this number. All calls until the next `begin_step` use the same strength.
+
+        `last` says whether the next call is the last one of the step, from whose gradient a moving average learns.
+        """
+        self.clock.begin_step(step, last=last)
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the last step as plain numbers, for loggers. Reading them synchronises with the device."""
         return {} if self.last is None else self.last.metrics()
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a resumed run needs the state dict."""
+        method = self.perturbation.method
+        draws = method is not None and not method.clean_pass  # by the number of the step
+        return self.clock.schedule is not None or draws or bool(self.kept)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the schedule, as plain numbers, and the tensors that the method keeps, if it keeps any."""
@@ -160,58 +182,86 @@ class SharpBackward:
             by_closure: Whether they are closures, which call backward and may clear `.grad`.
             count: Count the call for the schedule. Otherwise use `counted` later.
         """
-        plan, clock, watch, method = self.perturbation, self.clock, self._watch, self.perturbation.own_fold
-        strength = clock.strength()
-        walks = self.could_walk and strength > 0
-        between = self.could_walk and not walks and clock.between_walks and method is not None and method.between_walks
-        compares = self.detailed and not self.per_worker  # whose last gradient is not alone in `.grad`
-        fold: Any = None
-        seen: Any = None
+        plan, clock, method = self.perturbation, self.clock, self.perturbation.method
+        self.check_directions(has_ascent=run.has_ascent)
+        walks, between = self.walks(), self.could_walk and clock.between_walks and plan.folds_between
+        clean_counts = not run.has_ascent and (method is None or method.clean_pass)
+        compares = self.detailed and clean_counts and not self.per_worker  # whose last gradient is not alone in `.grad`
+        fold = None
         if walks or between:
             fold = Fold(
                 [p for p in self.parameters if p.requires_grad],
                 plan,
                 self.kept,
                 weight=clock.weight,
-                strength=strength if walks else clock.strength_of_walk(),
+                strength=clock.strength_of_walk(),
                 apart=compares,
+                clean_counts=clean_counts,
                 by_closure=by_closure,
             )
-
-        def run_and_fold(k: int) -> Pass:
-            nonlocal seen
-            seen = run(k, fold.before(k), between or k == plan.steps)
-            return seen  # type: ignore[no-any-return]
-
+        passes_of_step = _PassesOfStep(run, fold, 0 if between else plan.steps)
+        self.kept.step = clock.state.step
         try:
             if walks:
-                trace = walk(
-                    self.weights,
-                    plan,
-                    run_and_fold,
-                    strength=strength,
-                    kept=self.kept,
-                    measured=self.detailed or watch.measures_next,
-                    detailed=compares,
-                )
-            elif between:
-                seen = run_and_fold(0)
-                trace = Trace([seen.loss], plain=BETWEEN, loss_scale=seen.loss_scale)
+                measured = self.detailed or self._watch.measures_next
+                options: Any = {"strength": clock.strength(), "measured": measured, "detailed": compares}
+                trace = walk(self.weights, plan, passes_of_step, kept=self.kept, **options)
             else:
-                why = OFF if not self.could_walk else BETWEEN if clock.between_walks else WAITING
-                trace = Trace([run.plain()], plain=why, loss_scale=self.loss_scale(by_closure))
-            if fold is not None and seen is not None:
-                fold.finish(trace.finite, abs(seen.gradient_scale))
-            trace.strength, trace.step = strength, clock.state.step
+                trace = Trace([passes_of_step(0).loss], plain=self._why_plain())
+            passes_of_step.finish(trace)
+            trace.strength, trace.step = clock.strength(), clock.state.step
             if walks:
-                watch.add(trace)
+                self._watch.add(trace)
+            first = passes_of_step.first
+            after = clock.after(first.loss, first.loss_scale)
+            if method is not None and method.learns:
+                self._learn(method, passes_of_step.scale, trace.finite)
             if count:
-                clock.state = clock.after(trace.losses[0], trace.loss_scale)
+                clock.state = after
         except BaseException:
             if fold is not None:
                 fold.undo()
             raise
         self.last, self.knows_function = trace, True
+
+    def _why_plain(self) -> str:
+        if not self.could_walk:
+            return OFF
+        if self.clock.between_walks:
+            return BETWEEN
+        return LEARNING if self.must_learn and self.clock.strength() > 0 else WAITING
+
+    def check_directions(self, *, has_ascent: bool) -> None:
+        """Raise if the step has no clean gradient of the whole batch, and the schedule or the method needs it."""
+        method = self.perturbation.method
+        if not has_ascent and (method is None or method.clean_pass):
+            return
+        if self.clock.weight != 1:
+            raise ValueError(
+                f"a schedule weight of {self.clock.weight:g} needs the clean gradient of the whole batch, which a step "
+                "with `ascent` or with one pass does not compute: give Schedule(..., weight=1)"
+            )
+        if has_ascent and self.perturbation.own_fold is not None:
+            name = type(method).__name__
+            raise ValueError(f"{name} needs the clean gradient of the whole batch: call SharpBackward without ascent")
+
+    def _learn(self, method: Method, scale: Tensor | float, finite: Tensor | bool) -> None:
+        """In the last call of an optimizer step let the method learn from its gradient.
+
+        `scale` is the gradient of this call divided by that of the mean loss.
+        """
+        scale = self._scale + scale  # gradients of micro-batches add up
+        self._scale = 0.0 if self.clock.ends_step else scale
+        if not self.clock.ends_step:
+            return
+        parameters = [tensor for tensor in self.weights.tensors if tensor.requires_grad and tensor.grad is not None]
+        gradients = [dense_gradient(parameter, parameter.grad) for parameter in parameters]
+
+        def may_keep() -> Tensor:
+            return torch.as_tensor(finite) & dot(gradients, gradients).isfinite()
+
+        with torch.no_grad(), self.kept.bound(parameters, scale, may_keep):
+            method.learn(gradients, self.kept)
 
     def around_passes(self, k: int, last: bool) -> Any:
         """`around`; for a method's fold also synchronised, because it needs the reduced gradient of every pass."""
@@ -226,43 +276,88 @@ class SharpBackward:
                 around = together(shared_walk(self.model, also_last=True), around)
         return around(k, last)
 
-    def loss_scale(self, by_closure: bool) -> Tensor | float | None:
-        """The losses divided by the mean loss.
 
-        It is not known for a closure with a `gradient_scale`, which may return the loss before or after scaling it.
-        """
-        if by_closure:
-            return 1.0 if self.gradient_scale == 1.0 else None
-        return passes.now(self.gradient_scale)
+class _PassesOfStep:
+    """Runs the passes of one step, and combines their gradients by the fold; without a fold one plain pass."""
+
+    def __init__(self, run: Passes, fold: Fold | None, last: int) -> None:
+        self._run, self._fold, self._last = run, fold, last
+        self._factor = 1.0
+        self._seen: list[Pass] = []
+        self._ascents: list[Pass] = []
+
+    def __call__(self, k: int) -> Pass:
+        if self._fold is None:
+            seen = self._run.plain()
+        else:
+            self._factor = self._fold.before(k)
+            for_direction = self._run.has_ascent and self._fold.only_finds_direction(k)
+            seen = self._run(k, self._factor, k == self._last, for_direction)
+            if for_direction:
+                self._ascents.append(seen)
+        self._seen.append(seen)
+        return seen
+
+    @property
+    def first(self) -> Pass:
+        return self._seen[0]
+
+    @property
+    def _last_scale(self) -> Any:
+        return abs(self._seen[-1].gradient_scale)
+
+    @property
+    def scale(self) -> Any:
+        """The gradient of this step divided by that of the mean loss."""
+        return self._last_scale / self._factor
+
+    def finish(self, trace: Trace) -> None:
+        """Leave the gradient in `.grad`, and tell the trace which passes were run."""
+        if self._fold is not None:
+            self._fold.finish(trace.finite, self._last_scale)
+        trace.passes, trace.loss_scale = len(self._seen), self._seen[-1].loss_scale
+        if self._ascents:
+            trace.ascent_loss, trace.losses = self.first.loss, trace.losses[len(self._ascents) :]
+        trace.first = self._last + 1 - len(trace.losses) if self._fold is not None else 0
 
 
 class _LossPasses:
-    """The passes of a loss function."""
+    """The passes of a loss function, and of `ascent`."""
 
-    def __init__(self, sharp: SharpBackward, function: Callable[[], Any], held: uninterrupted) -> None:
-        self._sharp, self._function, self._held = sharp, function, held
+    def __init__(
+        self,
+        sharp: SharpBackward,
+        function: Callable[[], Any],
+        ascent: Callable[[], Any] | None,
+        held: uninterrupted,
+    ) -> None:
+        self._sharp, self._function, self._ascent, self._held = sharp, function, ascent, held
         self._trained = [p for p in sharp.parameters if p.requires_grad]
+        self._passes = 0  # of the loss function so far
+        self.has_ascent = ascent is not None
         self.returned: Any = None
 
-    def plain(self) -> Tensor:
+    def plain(self) -> Pass:
         with self._sharp.around(0, True), self._held.let():
             loss, self.returned = passes.call(self._function)
-            self._sharp.backward(loss)
-        return loss.detach().reshape(())
+            factor = passes.back(loss, self._sharp.backward, 1.0)
+        loss_scale = passes.now(self._sharp.gradient_scale)
+        return Pass(loss.detach().reshape(()), factor * loss_scale, loss_scale)
 
-    def __call__(self, k: int, factor: float, last: bool) -> Pass:
+    def __call__(self, k: int, factor: float, last: bool, for_direction: bool) -> Pass:
         sharp, trained = self._sharp, self._trained
-        before = k > 0 and passes.have_gradients(trained)
-        with sharp.around_passes(k, last), self._held.let():
-            loss, returned = passes.call(self._function)
-            passes.check_untouched(trained, before=before, is_first=k == 0)
-            if k == 0:
+        before, number = passes.have_gradients(trained), -1 if for_direction else self._passes
+        with sharp.around_passes(number, last), self._held.let():
+            loss, returned = passes.call(self._ascent if for_direction else self._function)  # type: ignore[arg-type]
+            passes.check_untouched(trained, before=before)
+            if number == 0:
                 self.returned = returned
-            elif not sharp.searched:
+            elif number > 0 and not sharp.searched:
                 sharp.searched = True
                 warn_of_statistics(loss)
             of_backward = passes.back(loss, sharp.backward, factor)
-        if k == 0:
+        if not before:
             passes.check_reached(trained)
+        self._passes += not for_direction
         loss_scale = passes.now(sharp.gradient_scale)
         return Pass(loss.detach().clone().reshape(()), of_backward * loss_scale, loss_scale)

@@ -42,7 +42,7 @@ class same_noise:  # noqa: N801 - reads as a function, like contextlib.suppress
 
 
 class frozen_batchnorm:  # noqa: N801
-    """Only the clean pass updates running statistics. Every pass still normalises by the statistics of its batch.
+    """Only the first pass of the loss function updates running statistics. All normalise by those of their batch.
 
     Running statistics are all buffers that a clean pass changes, for example those of BatchNorm, InstanceNorm and
     spectral norm. They are restored after each displaced pass.
@@ -57,7 +57,10 @@ class frozen_batchnorm:  # noqa: N801
     def __call__(self, k: int, last: bool) -> AbstractContextManager[Any]:
         if k == 0:
             return nullcontext() if last else self._watched()
-        return restored({place: b for place, b in _buffers(self.model).items() if place in (self._changed or ())})
+        buffers = _buffers(self.model)
+        if k > 0:
+            buffers = {place: buffer for place, buffer in buffers.items() if place in (self._changed or ())}
+        return restored(buffers)  # of a pass of `ascent`, which may be the first of all passes, every buffer
 
     @contextmanager
     def _watched(self) -> Iterator[None]:

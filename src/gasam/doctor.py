@@ -8,6 +8,7 @@ processors end a process that uses bfloat16.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import platform
 import sys
@@ -16,7 +17,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
-from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -64,8 +64,9 @@ def error_of(walk: Perturbation, dtype: torch.dtype, device: str) -> float:
     (model, loss), (twin, twin_loss) = problem(dtype, device), problem(dtype, device)
     weights, shapes = list(twin.parameters()), {name: tuple(p.shape) for name, p in twin.named_parameters()}
     SharpBackward(model, walk)(loss)
-    if not torch.equal(_flat(model.parameters()), _flat(weights)):
-        raise ArithmeticError("the weights have other bits after a walk")
+    for own, other in zip(model.parameters(), weights, strict=True):
+        if not torch.equal(own.detach().view(torch.uint8), other.detach().view(torch.uint8)):
+            raise ArithmeticError("the weights have other bits after a walk")
 
     def loss_and_gradient(w: Any) -> tuple[float, Any]:
         nn.utils.vector_to_parameters(torch.from_numpy(w).to(device, dtype), weights)
@@ -100,7 +101,8 @@ def synchronisation(name: str, device: str) -> str:
 
 def in_own_process(check: Callable[[str, str], str], name: str, device: str) -> tuple[bool, str]:
     """Whether a check passes in a process of its own, and what it says."""
-    with ProcessPoolExecutor(1, get_context("spawn"), warnings.simplefilter, ("ignore",)) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, initializer=warnings.simplefilter, initargs=("ignore",)) as pool:
         try:
             return True, pool.submit(check, name, device).result()
         except BrokenProcessPool:

@@ -18,12 +18,14 @@ from gasam.torch_private import get_gradient, set_gradient
 from gasam.weights import overlap
 
 
-def shares(steps: int, risk: str, weight: float = 1.0) -> list[float]:
+def shares(steps: int, risk: str, weight: float = 1.0, *, clean_counts: bool = True) -> list[float]:
     """The factor of each g_k in g_0 + v (fold - g_0), where v is the weight of the walk.
 
-    For risk "mean" the fold is (1 / (K+1)) sum of g_k, k = 0..K. For risk "final" it is g_K, and the gradients between
-    only find directions.
+    For risk "mean" the fold is (1 / (K+1)) sum of g_k, k = 0..K; without a clean pass of the loss function it is
+    (1 / K) sum of g_k, k = 1..K. For risk "final" it is g_K, and the gradients between only find directions.
     """
+    if risk == "mean" and not clean_counts:
+        return [0.0, *[1 / steps] * steps]
     if risk == "mean":
         return [clean_factor(steps, risk) * (1 + (1 - weight) * steps), *[weight / (steps + 1)] * steps]
     return [1 - weight, *[0.0] * (steps - 1), weight]
@@ -52,6 +54,7 @@ class Fold:
         strength: The strength of this step, for the method.
         apart: The last pass starts with empty gradients too, and `finish` combines them, which needs more memory.
             Always so for a method, and for closures if earlier gradients count.
+        clean_counts: Whether there is a clean pass of the loss function. A pass of `ascent` only finds a direction.
         by_closure: Each pass is a closure that calls backward itself, so its loss can't be multiplied. It may clear
             `.grad`, so the caller's gradients are dropped.
     """
@@ -65,17 +68,19 @@ class Fold:
         weight: float = 1.0,
         strength: float = 1.0,
         apart: bool = False,
+        clean_counts: bool = True,
         by_closure: bool = False,
     ) -> None:
         steps, risk, method = plan.steps, plan.risk, plan.own_fold
         self._parameters, self._steps, self._weight = parameters, steps, weight
         self._method, self._kept, self._strength = method, kept, strength
-        self._shares = shares(steps, risk, weight)
+        self._shares = shares(steps, risk, weight, clean_counts=clean_counts)
         self._factors = [clean_factor(steps, risk), *[self._shares[-1]] * steps]  # of the losses
         if by_closure or method is not None:
             self._factors = [1.0] * (steps + 1)
         self.apart = apart or method is not None or (by_closure and any(self._shares[:-1]))
-        self._passes = 0
+        self._last: int | None = None  # the pass that was begun last
+        self._by_closure = by_closure
         self._gradients: list[list[Tensor | None]] = []  # of the passes, for a method
         self._total: list[Tensor | None] = []  # sum of the gradients that count so far; empty before the first
         callers = [] if by_closure else list(map(get_gradient, parameters))
@@ -84,14 +89,19 @@ class Fold:
 
     def before(self, k: int) -> float:
         """Make room in `.grad` for pass k; return the factor of its loss."""
-        if k == 0:
-            self._clear()
-        else:
-            self._take(k - 1)
+        if self._last is not None:
+            self._take(self._last)
             if k == self._steps and not self.apart:
                 self._put_back()
-        self._passes += 1
+        elif k < self._steps or self.apart or self._by_closure:
+            self._clear()
+        # The only pass of a step adds to the caller's gradients like any other backward pass.
+        self._last = k
         return self._factors[k]
+
+    def only_finds_direction(self, k: int) -> bool:
+        """Whether the gradient of pass k is no part of the fold."""
+        return self._method is None and self._shares[k] == 0
 
     @torch.no_grad()
     def finish(self, finite: Tensor | bool = True, factor: Tensor | float = 1.0) -> None:
@@ -100,7 +110,8 @@ class Fold:
         For a method: whether the step may change what it keeps, and the gradients divided by those of the mean loss.
         """
         if self.apart:
-            self._take(self._passes - 1)
+            assert self._last is not None
+            self._take(self._last)
             if self._method is not None:
                 self._combine(self._method, finite, factor)
             self._put_back()

@@ -79,7 +79,7 @@ class SharpnessAware(Optimizer):
     _known: object = None  # the groups that `sharp` uses now
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Run the walk, step the base, and return what the closure returned in the clean pass."""
+        """Run the walk, step the base, and return what the closure returned in its first pass."""
         if closure is None:
             # torch.distributed.checkpoint creates the state of a new optimizer by a step with learning rates of 0.
             if any(group.get("lr", 1) != 0 for group in self.param_groups):
@@ -119,8 +119,7 @@ class SharpnessAware(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the base, and under "walk" that of the schedule and what the method keeps, if there is any."""
-        changes = self.sharp.clock.schedule is not None or self.sharp.kept
-        return self.base.state_dict() | ({_KEY: self.sharp.state_dict()} if changes else {})
+        return self.base.state_dict() | ({_KEY: self.sharp.state_dict()} if self.sharp.has_state else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of the base and of the walk. Groups keep their "perturb" if the saved groups have none."""
@@ -151,30 +150,39 @@ class SharpnessAware(Optimizer):
 class _ClosurePasses:
     """The passes of a closure, which calls backward itself."""
 
+    has_ascent = False
+
     def __init__(self, sharp: SharpBackward, closure: Callable[[], Any], held: uninterrupted) -> None:
         self._sharp, self._closure, self._held = sharp, closure, held
         self._trained = [p for p in sharp.parameters if p.requires_grad]
+        self._passes = 0
         self.returned: Any = None
 
-    def plain(self) -> Tensor:
+    def plain(self) -> Pass:
         for parameter in self._trained:
             parameter.grad = None
-        return self(0, 1.0, True).loss
+        return self(0, 1.0, True, False)
 
-    def __call__(self, k: int, factor: float, last: bool) -> Pass:
+    def __call__(self, k: int, factor: float, last: bool, for_direction: bool) -> Pass:
         sharp = self._sharp
-        with sharp.around_passes(k, last), self._held.let(), torch.enable_grad():
+        with sharp.around_passes(self._passes, last), self._held.let(), torch.enable_grad():
             try:
                 returned = self._closure()
             except RuntimeError as error:
                 explain(error)
                 raise
-        if k == 0:
+        if self._passes == 0:
             self.returned = returned
         elif not sharp.searched:
             sharp.searched = True
             warn_of_statistics(returned)
-        return Pass(_loss(returned, self._trained), now(sharp.gradient_scale), sharp.loss_scale(by_closure=True))
+        self._passes += 1
+        return self._seen(returned)
+
+    def _seen(self, returned: Any) -> Pass:
+        scale = self._sharp.gradient_scale
+        # A closure with a scale may return the loss before or after scaling it.
+        return Pass(_loss(returned, self._trained), now(scale), 1.0 if scale == 1.0 else None)
 
 
 def _loss(returned: Any, parameters: list[Tensor]) -> Tensor:

@@ -173,10 +173,10 @@ def have_gradients(parameters: Sequence[Tensor]) -> bool:
     return any(gradient is not None for gradient in map(get_gradient, parameters))
 
 
-def check_untouched(parameters: Sequence[Tensor], *, before: bool, is_first: bool) -> None:
+def check_untouched(parameters: Sequence[Tensor], *, before: bool) -> None:
     """Raise if the loss function called backward, or cleared the gradients that were there `before` it ran."""
     after = have_gradients(parameters)
-    if is_first and after:
+    if after and not before:
         raise RuntimeError("the loss function called backward, which SharpBackward does: only return the loss")
     if before and not after:
         raise RuntimeError(

@@ -98,6 +98,11 @@ class Perturbation:
         """The method if it has a fold, else None."""
         return self.method if self.method is not None and self.method.has_fold else None
 
+    @property
+    def folds_between(self) -> bool:
+        """Whether the method has a fold that is also called in the steps that a schedule leaves out."""
+        return self.own_fold is not None and self.own_fold.between_walks
+
     @cached_property
     def size(self) -> float:
         """`epsilon` or `budget`, whichever was given."""

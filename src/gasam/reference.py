@@ -107,6 +107,8 @@ def walk(
     capped_groups: np.ndarray | None = None,
     eta: float | None = None,
     floor: float = 1e-8,
+    ascent: Callable[[Vector], tuple[float, Vector]] | None = None,
+    direction: Vector | None = None,
 ) -> tuple[list[Vector], list[float], Vector, Vector]:
     """Return the offsets a_0..a_K, the losses at w + a_k, T, and the gradient for the optimizer.
 
@@ -129,23 +131,32 @@ def walk(
         capped_groups: The group number of each weight, for the cap; by default `groups`.
         eta: Step size, in the unit of `epsilon` or `budget`; None means 1.5 epsilon / K.
         floor: Smallest root-mean-square gradient that a scale divides by.
+        ascent: Returns a cheaper loss and its gradient, for the passes that only find a direction.
+        direction: What the first ascent step climbs instead of the gradient at w. Then there is no pass at w.
     """
     a = np.zeros_like(w)
-    loss, g = loss_and_gradient(w)
+    offsets, losses, counted = [a], [], []
+
+    def run(k: int) -> Vector:
+        """Pass k at w + a; what it computes and whether it counts follows from the risk."""
+        counts = k == K or (risk == "mean" and (k > 0 or ascent is None))
+        loss, g = loss_and_gradient(w + a) if counts or ascent is None else ascent(w + a)
+        losses.append(loss)
+        if counts:
+            counted.append(g)
+        return g
+
+    g = run(0) if direction is None else direction
     T = scales_of(scale, w, g, groups, floor)
     if epsilon is None:
         assert budget is not None
         epsilon = radius(budget, T, g, p)
         eta = None if eta is None else eta * epsilon / budget
     eta = 1.5 * epsilon / K if eta is None else eta
-    offsets, losses, gradients = [a], [loss], [g]
-    for _ in range(K):
+    for k in range(1, K + 1):
         a = project(a + update(g, T, p, eta), T, p, epsilon)
         if cap is not None:
             a = capped(a, w, groups if capped_groups is None else capped_groups, cap)
-        loss, g = loss_and_gradient(w + a)
         offsets.append(a)
-        losses.append(loss)
-        gradients.append(g)
-    folded = np.mean(gradients, axis=0) if risk == "mean" else gradients[-1]
-    return offsets, losses, T, folded
+        g = run(k)
+    return offsets, losses, T, np.mean(counted, axis=0)

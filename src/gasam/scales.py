@@ -99,8 +99,16 @@ SCALES: dict[str, Scale] = {
     "weight_rms": weight_rms,
     "weight": Weight(),
 }
-WITHOUT_WEIGHTS: tuple[Scale, ...] = (one, gradient_strength, inverse_gradient)
-"""Scales that do not read |w_i|, so that it need not be measured."""
+
+
+def reads_weights(scale: Scale) -> bool:
+    """Whether a scale may read |w_i|, so that it must be measured."""
+    return scale not in (one, gradient_strength, inverse_gradient)
+
+
+def reads_gradient(scale: Scale) -> bool:
+    """Whether a scale may read |g_i|. Otherwise a factor of the gradient changes nothing."""
+    return scale not in (one, weight_rms) and not isinstance(scale, Weight)
 
 
 def scale_of_groups(

@@ -89,6 +89,7 @@ class Clock:
         self.schedule, self._options = schedule, schedule if isinstance(schedule, Schedule) else Schedule()
         self.accumulation, self.total_steps, self.process_group = accumulation, total_steps, process_group
         self.manual = False  # whether the training loop calls begin_step
+        self._is_last = True  # as it says
         self._like = tensors[0] if tensors else torch.zeros(())  # the sums are kept on its device
         self.state = State(0, 0, None, 0.0, self._placed(torch.zeros(2)))
 
@@ -130,11 +131,16 @@ class Clock:
             raise ValueError(f"{name}={value} is a share of training: give total_steps, or {name} as a number of steps")
         return round(value * (self.total_steps or 0))
 
-    def begin_step(self, step: int) -> None:
+    @property
+    def ends_step(self) -> bool:
+        """Whether the next call is the last one of an optimizer step."""
+        return self._is_last if self.manual else self.state.calls + 1 >= self.accumulation
+
+    def begin_step(self, step: int, *, last: bool = True) -> None:
         """Begin an optimizer step; all calls until the next one use its strength. Repeating a step has no effect."""
         if not is_whole(step, at_least=0):
             raise TypeError(f"step must be a whole number, got {step!r}")
-        self.manual = True
+        self.manual, self._is_last = True, last
         if step != self.state.step:
             self.state = self._at_step(step, self.state)
 
@@ -145,8 +151,6 @@ class Clock:
         Losses that are not finite are left out.
         """
         state = self.state
-        if self.schedule is None:
-            return state
         if self._options.progress is not None:
             sums = self._placed(state.losses)
             loss = (loss.detach() / (1.0 if loss_scale is None else loss_scale)).reshape(()).to(sums)

@@ -15,6 +15,7 @@ from gasam.scales import comparable_norms
 
 OFF = "off: one plain pass"
 WAITING = "waiting: one plain pass, because the schedule's strength is 0"
+LEARNING = "waiting: one plain pass, because no gradient has been seen yet"
 BETWEEN = "between walks: one plain pass"
 NO_MOVE = "did not move: the gradient, the scale or all weights are zero"
 SAMPLED = 20
@@ -92,7 +93,10 @@ class Trace:
     in one of 20, and with `detailed=True`; `verdict()` and `metrics()` report the last measured walk and its step.
 
     Attributes:
-        losses: L(w + a_k) for k = 0..K, as the loss function returned them.
+        losses: L(w + a_k) for k = `first`..K, as the loss function returned them.
+        first: 0, or the first k at which the loss function was run if it was not run at the weights w.
+        ascent_loss: What `ascent` returned at w; None if it was not given.
+        passes: The number of forward and backward passes, those of `ascent` included.
         offsets: |a_i| of each group for k = 1..K. FreeLB's noise has a length for k = 0 as well.
         finite: Whether all losses, gradients and scales were finite.
         plain: The reason for a plain pass; None for a walk.
@@ -103,6 +107,9 @@ class Trace:
     """
 
     losses: list[Tensor]
+    first: int = 0
+    ascent_loss: Tensor | None = None
+    passes: int = 1
     offsets: list[Tensor] = field(default_factory=list)
     finite: Tensor | bool = True
     plain: str | None = None
@@ -115,19 +122,19 @@ class Trace:
 
     @cached_property
     def norms(self) -> list[Tensor]:
-        """|a_k|_2 for k = 0..K."""
-        norms = [offsets.square().sum().sqrt() for offsets in self.offsets]
+        """|a_k|_2 for each of the losses."""
+        norms = [offsets.square().sum().sqrt() for offsets in self.offsets][-len(self.losses) :]
         return [torch.zeros_like((norms or self.losses)[0])] * (len(self.losses) - len(norms)) + norms
 
     @property
     def sharpness(self) -> Tensor:
-        """L(w + a_K) - L(w)."""
-        return self.losses[-1] - self.losses[0]
+        """L(w + a_K) - L(w); NaN if the loss function was not run at w."""
+        return self.losses[-1] - self.losses[0] + (math.nan if self.first else 0.0)
 
     @property
     def rise(self) -> Tensor:
         """The measured rise of the mean loss in the first step; NaN if the unit of the losses is not known."""
-        return self._of_mean(self.losses[:2][-1] - self.losses[0])
+        return self._of_mean(self.losses[:2][-1] - self.losses[0] + (math.nan if self.first else 0.0))
 
     @property
     def climbed(self) -> Tensor:
@@ -191,6 +198,10 @@ class Trace:
             "strength": self.strength,
             "rise": float(self.rise),
         }
+        if self.first:
+            del known["sharpness"], known["rise"]
+        if self.ascent_loss is not None:
+            known["ascent_loss"] = float(self.ascent_loss)
         groups = self.groups
         if groups is None:
             return known

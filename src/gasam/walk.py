@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gasam.family import Kept, Method, check_result, dense_gradient
-from gasam.groups import Piece, products, squares, wide
+from gasam.family import Kept, Method, Noise, check_result, dense_gradient
+from gasam.groups import Groups, Piece, products, squares, wide
 from gasam.passes import Pass
 from gasam.perturbation import Perturbation
-from gasam.scales import WITHOUT_WEIGHTS, comparable_norms, inverse, scale_of_groups, scale_of_weights
+from gasam.scales import comparable_norms, inverse, reads_gradient, reads_weights, scale_of_groups, scale_of_weights
 from gasam.torch_private import local
 from gasam.trace import Measured, Trace
 from gasam.weights import Weights
@@ -38,6 +38,8 @@ def walk(
 ) -> Trace:
     """Call run(0) at the weights w and run(k) at w + a_k, each reached by an ascent step from the one before.
 
+    There is no run(0) if the plan's method needs no clean pass.
+
     The weights are home again when the walk ends, whatever happens.
 
     Args:
@@ -51,12 +53,18 @@ def walk(
         detailed: Also compare the clean gradient with the last one, which `.grad` must hold alone.
     """
     with weights.walk():
-        seen = run(0)
-        if seen is None:
-            return Trace([])
+        kept = Kept() if kept is None else kept  # an empty one is false
+        seen = groups = None
+        if plan.method is None or plan.method.clean_pass:
+            seen = run(0)
+            if seen is None:
+                return Trace([])
+            groups = weights.taking_part(plan.granularity)
+        else:  # without a gradient those move of which the method keeps something; all if it keeps nothing
+            groups = weights.taking_part(plan.granularity, kept.holds if kept else lambda tensor: True)
         keeps_position = plan.steps > 1 or start is not None
-        ascent = _Ascent(weights, plan, plan.size * strength, keeps_position, measured or detailed, detailed)
-        ascent.begin(seen, Kept() if kept is None else kept)  # an empty one is false
+        ascent = _Ascent(weights, groups, plan, plan.size * strength, keeps_position, measured or detailed, detailed)
+        ascent.begin(seen, kept)
         for k in range(1, plan.steps + (1 if start is None else 2)):
             if k == 1 and start is not None:
                 ascent.draw(start)
@@ -65,7 +73,7 @@ def walk(
             seen = run(k)
             if seen is None:
                 break
-            ascent.trace.losses.append(seen.loss)
+            ascent.add(seen)
         return ascent.finish(seen)
 
 
@@ -81,9 +89,16 @@ class _Ascent:
     """
 
     def __init__(
-        self, weights: Weights, plan: Perturbation, size: float, keeps_position: bool, measured: bool, detailed: bool
+        self,
+        weights: Weights,
+        groups: Groups,
+        plan: Perturbation,
+        size: float,
+        keeps_position: bool,
+        measured: bool,
+        detailed: bool,
     ) -> None:
-        self.weights, self.plan, self.groups = weights, plan, weights.taking_part(plan.granularity)
+        self.weights, self.groups, self.plan, self.trace = weights, groups, plan, Trace([])
         self.p, self.by_element, self.size = plan.norm, plan.granularity == "element", size
         self.keeps_position, self.measured, self.detailed = keeps_position, measured, detailed
         one = self._one = self.groups.sizes.new_ones(())
@@ -95,20 +110,27 @@ class _Ascent:
         self._looks = one.device.type in LOOKS and type(one) is Tensor  # a fake tensor has no values
         self._T = self._largest = one
         self._kept_scales: dict[Piece, Tensor] = {}  # T of each weight
-        self._doubt = one * 0  # not finite as soon as a loss, gradient or scale is not
-        self._rise = one * 0
+        self._doubt = self._doubt_of_loss = one * 0  # not finite as soon as a loss, gradient or scale is not
+        self._rise = one * math.nan
         self._capped = torch.zeros_like(self.groups.sizes, dtype=torch.bool)
-        self._parts: Sequence[Tensor] = ()  # of what is climbed
-        self._gradients: Sequence[Tensor] = ()
+        self._scale: Any = 1.0  # the gradient divided by that of the mean loss
+        self._is_noise = False
+        self._parts: Iterable[Tensor] = ()  # of what is climbed
+        self._gradients: Iterable[Tensor] = ()  # of the gradient, or of what is climbed instead; not of noise
 
     @torch.no_grad()
-    def begin(self, clean: Pass, kept: Kept) -> None:
-        """From the clean pass: T, the direction of the first step, and epsilon."""
-        self.trace = Trace([clean.loss], loss_scale=clean.loss_scale)
+    def begin(self, clean: Pass | None, kept: Kept) -> None:
+        """From the clean pass, or from what the method climbs without one: T, the first direction, and epsilon."""
         plan, groups = self.plan, self.groups
         method = plan.method if plan.method is not None and plan.method.has_direction else None
-        sums = self._read(clean, is_climbed=method is None, is_first=True)
-        self._clean_squares = sums["gradient"] / self._scale**2  # of the mean loss
+        if clean is not None:
+            self.add(clean)
+            sums = self._read(clean, is_climbed=method is None, is_first=True)
+        else:
+            assert method is not None, "a method without a clean pass has a direction"
+            self._climb(method, kept, has_gradient=False)
+            method, sums = None, self._measure(is_first=True)
+        self._clean_squares: Any = sums.get("gradient", self._one) / self._scale**2  # of the mean loss
         self._weight_squares: Any = sums.get("weights")  # None if nothing needs them
         for piece, gradient in groups.each(self._parts) if self.detailed else ():
             piece.buffer("clean gradient").copy_(gradient / self._scale)
@@ -121,7 +143,7 @@ class _Ascent:
             for piece, gradient in groups.each(self._parts):
                 self._kept_scales[piece] = piece.buffer("scale").copy_(self._scale_of(piece, gradient))
         if method is not None:
-            self._parts = groups.split(self._climbed(method, kept), "climbed")
+            self._climb(method, kept, has_gradient=True)
         slope = self._find_direction(sums)
         # A budget is the rise of the mean loss along the direction: epsilon = budget / |T c|_q.
         self._epsilon = self._one * self.size if plan.budget is None else self.size * inverse(slope / self._scale)
@@ -129,27 +151,44 @@ class _Ascent:
         for piece in groups.pieces if self.keeps_position else ():
             piece.buffer("position").zero_()
 
+    def add(self, seen: Pass) -> None:
+        """Record the loss of a pass."""
+        self.trace.losses.append(seen.loss)
+        self.trace.loss_scale = seen.loss_scale
+        self._doubt_of_loss = (seen.loss - seen.loss).to(self._one)
+        self._doubt = self._doubt + self._doubt_of_loss
+
     def _read(self, seen: Pass, *, is_climbed: bool = True, is_first: bool = False) -> dict[str, Tensor]:
-        """Measure the gradient of a pass, and what its direction needs if T is not part of it, with one collective."""
-        groups, plan = self.groups, self.plan
+        """Take the gradient of a pass as what is climbed, and measure it."""
         scale = abs(seen.gradient_scale)  # its sign does not matter
-        self._scale: Any = scale.to(self._one) if isinstance(scale, Tensor) else scale
-        self._parts = self._gradients = groups.split(groups.gradients())  # dropped when the weights move
+        self._scale = scale.to(self._one) if isinstance(scale, Tensor) else scale
+        self._parts = self._gradients = self.groups.split(self.groups.gradients())  # dropped when the weights move
+        return self._measure(is_climbed=is_climbed, is_first=is_first)
+
+    def _measure(self, *, is_climbed: bool = True, is_first: bool = False) -> dict[str, Tensor]:
+        """Sums of the gradient, and of its direction if T is not part of it, with one collective."""
+        groups, plan = self.groups, self.plan
         steep = is_climbed and not self.by_element and self.p == math.inf and bool(self._names_along)
-        reads_weights = not self.by_element and plan.scale_function not in WITHOUT_WEIGHTS
-        weights = is_first and (self.measured or plan.cap is not None or reads_weights)
+        of_groups = not self.by_element
+        weights = is_first and (
+            self.measured or plan.cap is not None or (of_groups and reads_weights(plan.scale_function))
+        )
+        # Noise is drawn again whenever it is read.
+        gradient = not self._is_noise or self.p != math.inf or reads_gradient(plan.scale_function)
 
-        def sums_of(piece: Piece, gradient: Tensor) -> list[Tensor]:
-            direction = self._sums_along(piece, gradient) if steep else ()
-            return [squares(gradient), *direction, *([squares(piece.weights())] if weights else ())]
+        def sums_of(piece: Piece, climbed: Any) -> list[Tensor]:
+            found = [squares(climbed)] if gradient else []
+            found += self._sums_along(piece, climbed) if steep else []
+            return [*found, squares(piece.weights())] if weights else found
 
-        names = ["gradient", *(self._names_along if steep else ()), *(["weights"] if weights else ())]
-        doubt = (seen.loss - seen.loss).to(self._one)
-        found = groups.sums(len(names), [sums_of(*each) for each in groups.each(self._parts)], doubt)
+        names = [*(["gradient"] if gradient else ()), *(self._names_along if steep else ())]
+        names += ["weights"] if weights else []
+        pairs: Any = groups.each(self._parts) if gradient or steep else zip(groups.pieces, repeat(None))
+        found = groups.sums(len(names), [sums_of(*each) for each in pairs], self._doubt_of_loss)
         sums = dict(zip(names, found, strict=True))
-        if is_climbed and not self.by_element and self.p == 2.0:
+        if is_climbed and of_groups and self.p == 2.0:
             sums["slope"] = sums["lengths"] = sums["gradient"]
-        self._doubt = self._doubt + sums["gradient"].sum() + doubt
+        self._doubt = self._doubt + found[:1].sum()
         return sums
 
     def _scale_of(self, piece: Piece, gradient: Tensor) -> Tensor:
@@ -159,13 +198,19 @@ class _Ascent:
         scale = self._scale.to(gradient) if isinstance(self._scale, Tensor) else self._scale
         return scale_of_weights(self.plan.scale_function, self.plan.floor, self.groups, piece, gradient, scale)
 
-    def _climbed(self, method: Method, kept: Kept) -> list[Tensor]:
-        """What a method climbs instead of the gradient."""
+    def _climb(self, method: Method, kept: Kept, *, has_gradient: bool) -> None:
+        """Climb what the method says, instead of the gradient."""
         parameters = [operand.parameter for operand in self.groups.operands]
         with kept.bound(parameters, self._scale, self._is_finite):
-            found = method.direction([dense_gradient(p, p.grad) for p in parameters], kept)
+            gradients = [dense_gradient(p, p.grad) for p in parameters] if has_gradient else None
+            found = method.direction(gradients, kept)
+        if isinstance(found, Noise):
+            self._parts, self._is_noise = self.groups.noise(found.seed), True
+            return
         check_result(found, parameters, f"{type(method).__name__}.direction")
-        return [local(tensor) for tensor in found]
+        self._parts = self.groups.split([local(tensor) for tensor in found], "climbed")
+        if not has_gradient:
+            self._gradients = self._parts
 
     def _is_finite(self) -> Tensor | bool:
         """Whether all losses, gradients and scales so far were finite."""
@@ -281,7 +326,7 @@ class _Ascent:
         """
         finite, groups, trace = self._is_finite(), self.groups, self.trace
         factor = torch.where(torch.as_tensor(finite), self._epsilon * self._T * factor, 0.0)
-        predicts = self.measured and not trace.offsets
+        predicts = self.measured and not trace.offsets and self._gradients != ()
         found = list[list[Tensor]]()
 
         def moves() -> Iterator[tuple[Piece, Tensor, Tensor]]:
@@ -308,7 +353,6 @@ class _Ascent:
     def finish(self, seen: Pass | None) -> Trace:
         """After the last pass: what the walk leaves."""
         trace, groups, weights = self.trace, self.groups, self._weight_squares
-        self._doubt = self._doubt + trace.losses[-1].to(self._one)
         trace.finite = self._is_finite()
         if not self.measured:
             return trace

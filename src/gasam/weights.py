@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -65,11 +65,11 @@ class Weights:
             self.home()
 
     @torch.no_grad()
-    def taking_part(self, granularity: str) -> Groups:
-        """The groups of the tensors that have a gradient now."""
-        gradients = map(get_gradient, self.tensors)
-        pairs = enumerate(zip(self.tensors, gradients, strict=True))
-        present = [i for i, (tensor, gradient) in pairs if gradient is not None and tensor.requires_grad]
+    def taking_part(self, granularity: str, moves: Callable[[Tensor], bool] | None = None) -> Groups:
+        """The groups of the trained tensors that `moves` chooses; by default of those that have a gradient now."""
+        chosen = [g is not None for g in map(get_gradient, self.tensors)] if moves is None else map(moves, self.tensors)
+        pairs = enumerate(zip(self.tensors, chosen, strict=True))
+        present = [i for i, (tensor, here) in pairs if here and tensor.requires_grad]
         if not self._fits(present, granularity):
             self._lay_out(present, granularity)
         if self._copied:

@@ -66,7 +66,8 @@ def kept_by(sharp):
 
 
 def test_every_file_of_the_folder_has_a_reference_here():
-    assert {file.name for file in pkgutil.iter_modules(family.__path__)} == set(OPTIONS) == set(PRESETS)
+    files = {file.name for file in pkgutil.iter_modules(family.__path__)} - {"one_pass"}  # see test_cheap.py
+    assert files == set(OPTIONS) == set(PRESETS)
 
 
 @pytest.mark.parametrize("entry", ENTRIES)

@@ -6,6 +6,8 @@ import shlex
 import shutil
 from pathlib import Path
 
+import pytest
+
 from gasam.lab.methods import METHODS
 from gasam.lab.paper import tables
 from gasam.lab.tasks import TASKS
@@ -113,15 +115,23 @@ def test_compare_on_a_table_of_ones_own(command, tmp_path, monkeypatch):
     assert all(row["test"]["seeds"].keys() == {"1", "2"} for row in table["rows"])
 
 
-def test_train_on_pairs_of_ones_own_holds_out_what_to_judge_by(command, tmp_path):
+def test_train_on_text_of_ones_own_holds_out_what_to_judge_by(command, tmp_path):
+    file = write_lines(tmp_path / "a.txt", [sentence(i, 9) for i in range(60)])
+    ended = command("train", "lm", "--train", file, "--size", "tiny", "--cpu", "--out", tmp_path / "runs", "--json")
+    assert ended.code == 0
+    note = "valid and test: 6 of the 60 examples of a.txt, held out at its end"
+    assert f"- {note}\n" in ended.err
+    record = json.loads(ended.out)
+    assert record["data"]["notes"] == [note]
+    assert record["metric"]["name"] == "perplexity"
+
+
+def test_train_on_pairs_of_ones_own(command, tmp_path):
     files = [write_lines(tmp_path / f"a.{name}", [f"{sentence(i)} {name}" for i in range(60)]) for name in ("de", "en")]
     words = ("--train", ",".join(map(str, files)), "--size", "tiny", "--cpu", "--out", tmp_path / "runs", "--json")
     ended = command("train", "translate", *words)
     assert ended.code == 0
     record = json.loads(ended.out)
-    [note] = record["data"]["notes"]
-    assert note.startswith("valid and test: 6 of the 60 examples of a.de")
-    assert f"- {note}\n" in ended.err
     assert record["metric"]["name"] == "BLEU"
     assert "tok:none" in record["remarks"]["bleu_signature"]
 
@@ -141,3 +151,19 @@ def test_reproduce_runs_what_is_missing_of_a_table(command, tmp_path):
         f"table1-tiny-imdb-recommended.{kind}" for kind in ("json", "md", "png", "svg")
     }
     assert "Layer-SAM" in (tmp_path / "tables/table1-tiny-imdb-recommended.md").read_text()
+
+
+HELP = {
+    "": "train compare reproduce report tasks methods data Exit codes",
+    "train": "--method --size --seed --epsilon --norm --steps --walk-start --same-noise --option --epochs --set "
+    "--train --text-column --data-dir --out --json",
+    "compare": "--methods --seeds --jobs --on --walk --tuned --valid --label-column --settings-from",
+    "reproduce": "table1 --tasks --seeds --jobs --walks",
+}
+
+
+@pytest.mark.parametrize("name", HELP)
+def test_help_teaches(command, name):
+    ended = command(*name.split(), "--help")
+    assert ended.code == 0
+    assert [word for word in HELP[name].split() if word not in ended.out] == []

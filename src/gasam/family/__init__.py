@@ -6,9 +6,9 @@ include the shards of all processes and never synchronise with the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,27 +21,29 @@ from gasam.torch_private import local
 if TYPE_CHECKING:
     from gasam.schedule import Schedule
 
-__all__ = ["Kept", "Method", "Tensors", "add", "dot", "inverse", "norm", "scaled"]
+__all__ = ["Kept", "Method", "Noise", "Tensors", "add", "dot", "inverse", "norm", "scaled"]
 
 Tensors = list[Tensor]
 
 
 class Method:
-    """Override what differs from SAM: `direction`, `fold`, or both. Gradients share one unknown positive factor.
+    """Override what differs from SAM: `direction`, `fold` and `learn`. Gradients share one unknown positive factor.
 
     Attributes:
+        clean_pass: Whether a walk begins with a pass at w. Without one `direction` gets None instead of a gradient.
         between_walks: `fold` is also called in the steps that a schedule's `every` leaves out.
         only_steps: The only number of ascent steps that the method defines; None means any.
         usual_schedule: The schedule if the user gives none.
     """
 
+    clean_pass: ClassVar[bool] = True
     between_walks: ClassVar[bool] = False
     only_steps: ClassVar[int | None] = None
     usual_schedule: ClassVar[Schedule | None] = None
 
-    def direction(self, g: Tensors, kept: Kept) -> Tensors:
+    def direction(self, g: Any, kept: Kept) -> Tensors | Noise:
         """What the first ascent step climbs, from the gradient at w. Do not write to it."""
-        return g
+        return g  # type: ignore[no-any-return]
 
     def fold(self, gradients: list[Any], kept: Kept, strength: float) -> Tensors:
         """The gradient for the optimizer, from those of all K+1 passes: a list of `Tensors`, which you may overwrite.
@@ -51,6 +53,9 @@ class Method:
         """
         raise NotImplementedError
 
+    def learn(self, g: Tensors, kept: Kept) -> None:
+        """Keep something of the gradient that the optimizer gets. Called once an optimizer step, walking or not."""
+
     @property
     def has_direction(self) -> bool:
         return type(self).direction is not Method.direction
@@ -58,6 +63,16 @@ class Method:
     @property
     def has_fold(self) -> bool:
         return type(self).fold is not Method.fold
+
+    @property
+    def learns(self) -> bool:
+        return type(self).learn is not Method.learn
+
+
+class Noise(NamedTuple):
+    """A direction with entries from -1 to 1, drawn when the weights are written, so that it needs no memory."""
+
+    seed: int
 
 
 class Kept:
@@ -73,9 +88,15 @@ class Kept:
         self._is_finite: Callable[[], Any] = bool
         self.factor: Tensor | float = 1.0
         """The gradients of this step divided by those of the mean loss, such as a loss scale."""
+        self.step = 0
+        """The number of the optimizer step."""
 
     def __bool__(self) -> bool:
         return bool(self._kept)
+
+    def holds(self, parameter: Tensor) -> bool:
+        """Whether something is kept for this parameter."""
+        return any(parameter in known for known in self._kept.values())
 
     @contextmanager
     def bound(
@@ -98,14 +119,14 @@ class Kept:
     @torch.no_grad()
     def mix(self, name: str, decay: float, g: Tensors) -> Tensors:
         """Keep decay * kept + (1 - decay) * g, where g is divided by this step's factor; return what is kept."""
-        pairs = [(local(own), local(each)) for own, each in zip(self[name], g, strict=True)]
-        return self.put(name, [torch.lerp(each.to(own) / _on(self.factor, own), own, decay) for own, each in pairs])
+        pairs = zip(map(local, self[name]), map(local, g), strict=True)
+        return self.put(name, ((each / _on(self.factor, each)).to(own).lerp_(own, decay) for own, each in pairs))
 
     @torch.no_grad()
-    def put(self, name: str, value: Tensors) -> Tensors:
+    def put(self, name: str, values: Iterable[Tensor]) -> Tensors:
         """Keep these tensors, and return what is kept."""
         finite, found = torch.as_tensor(self._is_finite()), self[name]
-        for own, each in zip(map(local, found), map(local, value), strict=True):
+        for own, each in zip(map(local, found), map(local, values), strict=True):
             own.copy_(torch.where(finite.to(own.device), each, own))
         return found
 

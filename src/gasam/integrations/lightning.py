@@ -73,7 +73,7 @@ class SharpnessAwareModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
-        if self.sharp.clock.schedule is not None or self.sharp.kept:
+        if self.sharp.has_state:
             checkpoint[_STATE] = _of_all(self.sharp.state_dict())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

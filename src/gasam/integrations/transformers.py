@@ -19,7 +19,7 @@ from gasam.contexts import same_noise
 from gasam.integrations import require
 from gasam.integrations.first_pass import FirstPass, check_optimizers, check_order, check_parts, knows_all, shadowed
 from gasam.perturbation import Perturbation, chosen
-from gasam.scales import Weight, one, weight_rms
+from gasam.scales import reads_gradient
 from gasam.schedule import Schedule, StrengthOfStep
 
 require("transformers", "transformers", "accelerate")
@@ -215,8 +215,7 @@ def _is_blind(perturbation: Perturbation) -> bool:
     """Whether neither T nor epsilon depends on the size of the gradient. False for functions of the user."""
     if perturbation.budget is not None or perturbation.method is not None:
         return False
-    scale = perturbation.scale_function
-    return scale in (one, weight_rms) or isinstance(scale, Weight)
+    return not reads_gradient(perturbation.scale_function)
 
 
 @torch.no_grad()

@@ -1,0 +1,74 @@
+"""Walks without a pass at w, so that a step costs one pass: along a moving average of gradients, or at random."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gasam.family import Kept, Method, Noise, Tensors
+from gasam.perturbation import Perturbation, check_at_least_zero, sam
+
+
+@dataclass(frozen=True)
+class MovingAverage(Method):
+    """Give it to any preset, as in `ga_sam(budget=0.1, cap=0.01, method=MovingAverage(0.9))`.
+
+    The first ascent step climbs the moving average of the gradients of earlier optimizer steps; T and a budget are
+    computed from it. Steps are plain until there is a gradient. Needs memory for one copy of the weights beside w + a.
+
+    Args:
+        decay: How slowly earlier gradients fade. 0 means the gradient of the last step.
+    """
+
+    decay: float = 0.9
+    clean_pass = False
+
+    def __post_init__(self) -> None:
+        check_at_least_zero("decay", self.decay, below=1)
+
+    def direction(self, g: None, kept: Kept) -> Tensors:
+        """m"""
+        return kept["average"]
+
+    def learn(self, g: Tensors, kept: Kept) -> None:
+        """m <- decay m + (1 - decay) g, and g in the first step"""
+        kept.mix("average", self.decay if kept else 0.0, g)
+
+
+def momentum_sam(
+    epsilon: float | None = None, norm: float = 2.0, *, decay: float = 0.9, **options: Any
+) -> Perturbation:
+    """Momentum-SAM: SAM in one pass a step, at w + a, where a goes along a moving average of the gradients.
+
+    Becker et al., "Momentum-SAM: Sharpness Aware Minimization without Computational Overhead", 2024. The average is
+    that of the gradients at w + a, which the optimizer gets, and not the optimizer's own momentum.
+
+    Args:
+        decay: How slowly earlier gradients fade.
+    """
+    return sam(epsilon, norm, **options | {"method": MovingAverage(decay)})
+
+
+@dataclass(frozen=True)
+class RandomDirection(Method):
+    seed: int
+    clean_pass = False
+
+    def direction(self, g: None, kept: Kept) -> Noise:
+        """Another one in each optimizer step, the same for all its micro-batches and in all processes."""
+        return Noise(self.seed + kept.step)
+
+
+def random_offsets(share: float, *, seed: int = 0) -> Perturbation:
+    """One pass a step at w + a, where each weight of a tensor moves by plus or minus share times rms(w), at random.
+
+    Each tensor moves by `share` times its norm. Use it if weights will be disturbed at random, for example rounded to
+    few bits. Needs no memory beside w + a. The offsets depend on the seed and on the step alone.
+
+    Args:
+        share: |a_i| / |w_i|.
+        seed: Seed of the offsets.
+    """
+    walk = Perturbation(epsilon=share, norm=math.inf, scale="weight_rms", risk="final")
+    return replace(walk, method=RandomDirection(seed))

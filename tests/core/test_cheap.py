@@ -1,0 +1,250 @@
+"""Cheaper walks against the reference: a part of the batch finds the direction, or a step has one pass."""
+
+import copy
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from gasam import MovingAverage, Schedule, SharpBackward, SharpnessAware, asam, ga_sam, gsam, random_offsets, sam
+from problems import TEN_WALKS, Wavy, at_home, closure_of, gradient_of, loss_of, network, reference_walk, shapes_of
+from tolerances import EXACT, error, flat, same_bits
+
+ONE_PASS = {
+    "ga_sam": ga_sam(0.5),
+    "ga_sam, budget and cap": ga_sam(budget=0.3, cap=0.05),
+    "sam, budget": sam(budget=0.1, cap=1.0),
+    "ga_sam, three steps": ga_sam(0.5, steps=3),
+    "asam, two steps": asam(0.1, steps=2),
+    "layer_sam by norm 3": TEN_WALKS["ga_sam by module"],
+}
+
+
+def averaging(walk, decay=0.9):
+    return dataclasses.replace(walk, method=MovingAverage(decay))
+
+
+@pytest.mark.parametrize("name", TEN_WALKS)
+def test_ascent_equals_the_reference(name):
+    """The direction is that of another loss; the gradient is that of the loss function in the passes that count."""
+    walk, problem, other = TEN_WALKS[name], Wavy(), Wavy(seed=1)
+    parameters = problem.parameters()
+    offsets, losses, _, folded = reference_walk(
+        problem.start, problem.loss_and_gradient, problem.shapes, walk, ascent=other.loss_and_gradient
+    )
+    own, of_ascent = [], []
+
+    def noted(losses, value):
+        losses.append(value.item())
+        return value
+
+    sharp = SharpBackward(parameters.items(), walk, backward=lambda loss: (256.0 * loss).backward())
+    with at_home(parameters.values()):
+        returned = sharp(
+            lambda: noted(own, problem.loss(parameters)), ascent=lambda: noted(of_ascent, other.loss(parameters))
+        )
+    trace = sharp.last
+    assert error(flat([p.grad for p in parameters.values()]) / 256, folded) < EXACT
+    assert error(of_ascent + own, losses) < EXACT
+    assert error(torch.stack(trace.losses), own) < EXACT
+    assert (returned, trace.ascent_loss, trace.passes) == (own[0], of_ascent[0], walk.steps + 1)
+    assert trace.first == len(of_ascent)
+    lengths = [float((a @ a) ** 0.5) for a in offsets[trace.first :]]
+    assert error(torch.stack(trace.norms), lengths) < EXACT
+    assert not {"rise", "sharpness"} & trace.metrics().keys()
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("name", ONE_PASS)
+def test_one_pass_along_the_average_equals_the_reference(name, micro_batches):
+    """Seven steps of SGD, with another loss scale in each, and micro-batches that add up to the batch."""
+    walk, decay, rate = averaging(ONE_PASS[name], 0.7), 0.7, 0.05
+    model, w, average = network(), None, None
+    shapes, w = shapes_of(model), flat(network().parameters()).numpy()
+    x, y = torch.randn(12, 6, dtype=torch.float64), torch.randint(3, (12,))
+    twin, optimizer, scale = copy.deepcopy(model), torch.optim.SGD(model.parameters(), lr=rate), 1.0
+    sharp = SharpBackward(
+        model, walk, backward=lambda loss: (loss * scale / micro_batches).backward(), accumulation=micro_batches
+    )
+
+    def loss_and_gradient(rows):
+        def at(w):
+            nn.utils.vector_to_parameters(torch.from_numpy(w), twin.parameters())
+            loss = cross_entropy(twin(x[rows]), y[rows])
+            return loss.item(), flat(torch.autograd.grad(loss, list(twin.parameters()))).numpy()
+
+        return at
+
+    for step in range(7):
+        scale = 2.0 ** (step % 3)
+        optimizer.zero_grad()
+        gradients = []
+        for rows in torch.arange(12).chunk(micro_batches):
+            sharp(lambda rows=rows: cross_entropy(model(x[rows]), y[rows]))
+            assert sharp.last.passes == (walk.steps if step else 1)
+            f = loss_and_gradient(rows)
+            gradients.append(f(w)[1] if average is None else reference_walk(w, f, shapes, walk, direction=average)[3])
+        g = np.mean(gradients, axis=0)
+        assert error(gradient_of(model) / scale, g) < EXACT
+        average = g if average is None else decay * average + (1 - decay) * g
+        for parameter in model.parameters():
+            parameter.grad /= scale
+        optimizer.step()
+        w = w - rate * g
+    assert error(flat(model.parameters()), w) < EXACT
+
+
+def test_random_offsets_move_each_tensor_by_a_share_of_its_norm():
+    model, moved = network(torch.float32), []
+    home = [p.detach().clone() for p in model.parameters()]
+    model.register_forward_pre_hook(lambda *_: moved.append([p.detach().clone() for p in model.parameters()]))
+    sharp = SharpBackward(model, random_offsets(0.03))
+    with at_home(model.parameters()):
+        for _ in range(3):
+            sharp(loss_of(model))
+    for visit in moved:
+        for own, there in zip(home, visit, strict=True):
+            assert error((there - own).abs(), 0.03 * own.square().mean().sqrt().expand_as(own)) < 1e-4
+    signs = [flat([there - own for own, there in zip(home, visit, strict=True)]).sign() for visit in moved]
+    assert signs[0].abs().min() == 1
+    assert len({tuple(each.tolist()) for each in signs}) == 3, "each step draws another offset"
+    assert (sharp.last.passes, sharp.last.verdict()) == (1, "fine")
+
+
+def test_random_offsets_are_the_same_for_all_micro_batches_of_a_step():
+    model, moved = network(), []
+    model.register_forward_pre_hook(lambda *_: moved.append(flat(model.parameters()).detach().clone()))
+    sharp = SharpBackward(model, random_offsets(0.1), accumulation=2)
+    for _ in range(4):
+        sharp(loss_of(model))
+    assert same_bits([moved[0], moved[2]], [moved[1], moved[3]])
+    assert not torch.equal(moved[0], moved[2])
+
+
+def train(sharp, model, steps, optimizer):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        sharp(loss_of(model))
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "walk", [averaging(ga_sam(budget=0.3, cap=0.05)), random_offsets(0.1)], ids=["average", "random"]
+)
+def test_a_resumed_run_has_the_same_bits(walk):
+    def new():
+        model = network()
+        return SharpBackward(model, walk), model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    (whole, whole_model, whole_optimizer), (first, model, optimizer) = new(), new()
+    train(whole, whole_model, 6, whole_optimizer)
+    train(first, model, 3, optimizer)
+    again, again_model, again_optimizer = new()
+    again_model.load_state_dict(model.state_dict())
+    again.load_state_dict(copy.deepcopy(first.state_dict()))
+    train(again, again_model, 3, again_optimizer)
+    assert same_bits(again_model.parameters(), whole_model.parameters())
+
+
+@pytest.mark.parametrize("walk", [averaging(sam(0.1)), averaging(ga_sam(0.5, steps=2)), random_offsets(0.1)])
+def test_a_closure_trains_alike(walk):
+    model, twin = network(), network()
+    optimizer = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1), walk)
+    for _ in range(4):
+        optimizer.step(closure_of(loss_of(model)))
+    train(SharpBackward(twin, walk), twin, 4, torch.optim.SGD(twin.parameters(), lr=0.1))
+    assert error(flat(model.parameters()), flat(twin.parameters())) < EXACT
+
+
+def test_a_step_that_is_not_finite_teaches_nothing():
+    model = network()
+    sharp = SharpBackward(model, averaging(ga_sam(0.1)))
+    loss = loss_of(model)
+    sharp(loss)
+    before = copy.deepcopy(sharp.state_dict()["method"]["average"])
+    for bad in (math.nan, math.inf):
+        model.zero_grad()
+        sharp(lambda bad=bad: loss() * bad)
+        assert same_bits(sharp.state_dict()["method"]["average"], before)
+    model.zero_grad()
+    sharp(loss)
+    assert not same_bits(sharp.state_dict()["method"]["average"], before)
+
+
+def test_steps_are_plain_until_there_is_a_gradient():
+    model = network()
+    sharp = SharpBackward(model, averaging(sam(0.1)), schedule=Schedule(start=2))
+    seen = []
+    for _ in range(4):
+        sharp(loss_of(model))
+        seen.append((sharp.last.plain is None, sharp.last.passes))
+    assert seen == [(False, 1), (False, 1), (True, 1), (True, 1)]
+    fresh = SharpBackward(network(), averaging(sam(0.1)))
+    fresh(loss_of(fresh.model))
+    assert "no gradient has been seen" in fresh.last.verdict()
+
+
+@pytest.mark.parametrize("kind", ["ascent", "average", "random"])
+def test_running_statistics_count_one_pass_of_the_loss_function(kind):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
+    x, y = torch.randn(12, 6, dtype=torch.float64), torch.randint(3, (12,))
+    seen = []
+    model[1].register_forward_pre_hook(lambda _, given: seen.append((given[0].detach().mean(0), len(given[0]))))
+    walk = {"ascent": sam(0.1), "average": averaging(sam(0.1)), "random": random_offsets(0.1)}[kind]
+    sharp = SharpBackward(model, walk)
+    ascent = {"ascent": lambda: cross_entropy(model(x[:4]), y[:4])} if kind == "ascent" else {}
+    expected = torch.zeros(5, dtype=torch.float64)
+    for _ in range(3):
+        seen.clear()
+        sharp(lambda: cross_entropy(model(x), y), **ascent)
+        expected = 0.9 * expected + 0.1 * next(mean for mean, rows in seen if rows == 12)
+        assert error(model[1].running_mean, expected) < EXACT
+    assert int(model[1].num_batches_tracked) == 3
+
+
+@pytest.mark.parametrize("walk", [sam(0.1), averaging(sam(0.1))])
+def test_what_needs_the_clean_gradient_is_refused(walk):
+    model = network()
+    ascent = {} if walk.method else {"ascent": loss_of(model)}
+    with pytest.raises(ValueError, match="weight=1"):
+        SharpBackward(model, walk, schedule=Schedule(every=2))(loss_of(model), **ascent)
+    assert all(p.grad is None for p in model.parameters())
+    detailed = SharpBackward(model, walk, detailed=True)
+    for _ in range(2):
+        detailed(loss_of(model), **ascent)
+    assert detailed.last.groups.cosines is None
+
+
+def test_a_method_with_a_fold_refuses_ascent():
+    model = network()
+    with pytest.raises(ValueError, match="GSAM needs the clean gradient"):
+        SharpBackward(model, gsam(0.1))(loss_of(model), ascent=loss_of(model))
+
+
+@pytest.mark.parametrize("where", ["ascent", "first", "last"])
+def test_a_failure_leaves_weights_gradients_and_the_average(where):
+    model = network()
+    walk = ga_sam(0.1, steps=2) if where == "ascent" else averaging(ga_sam(0.1, steps=2))
+    sharp, loss, calls = SharpBackward(model, walk), loss_of(model), []
+    sharp(loss)
+    state, before = copy.deepcopy(sharp.state_dict()), [p.grad.clone() for p in model.parameters()]
+
+    def fails(at):
+        def function():
+            calls.append(0)
+            if len(calls) == at:
+                raise ArithmeticError("planted")
+            return loss()
+
+        return function
+
+    function = loss if where == "ascent" else fails(1 if where == "first" else 2)
+    with at_home(model.parameters()), pytest.raises(ArithmeticError):
+        sharp(function, ascent=fails(1) if where == "ascent" else None)
+    assert same_bits([p.grad for p in model.parameters()], before)
+    assert str(sharp.state_dict()) == str(state)
