@@ -16,7 +16,7 @@ import ray_nodes
 import torch
 
 from gasam import __version__ as gasam_version
-from gasam.lab.engines import opened
+from gasam.lab.engines import Place
 from gasam.lab.engines.engine import do_all, prepare, read_files, train, write_files
 from gasam.lab.errors import InputError
 from gasam.lab.methods import TABLE1
@@ -118,7 +118,7 @@ def test_runs_are_interrupted_and_moved_and_are_those_of_this_machine(nodes, tmp
     bad.parent.mkdir(parents=True)
     bad.write_bytes(b"garbage")
 
-    with opened(nodes.address, cpu=True) as engine:
+    with Place(nodes.address).engine(cpu=True) as engine:
         with pytest.raises(KeyboardInterrupt):
             do_all([long], out, engine, Watch(out, [long], interrupt), ON_CPU)
         assert 0 < progress(out, long)["epoch"] < 60
@@ -244,7 +244,7 @@ def test_searches_analyses_and_clients(nodes, tmp_path, slow):
 @pytest.mark.slow
 def test_nodes_that_are_too_small_or_of_another_version_are_named(nodes, tmp_path):
     with pytest.raises(InputError, match=r"none of the cluster's \d nodes has 64 CPUs: lower --cpus-per-run"):
-        with opened(nodes.address, cpus=64, cpu=True):
+        with Place(nodes.address, cpus_per_run=64).engine(cpu=True):
             pass
     source = shutil.copytree(ray_nodes.SOURCE, tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     package = source / "gasam" / "__init__.py"

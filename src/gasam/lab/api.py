@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gasam.lab import output, search
 from gasam.lab.display import Live, errors, say
-from gasam.lab.engines import opened
+from gasam.lab.engines import Place
 from gasam.lab.engines.engine import Engine, Job, do_all, prepare, raise_failed, train
 from gasam.lab.errors import InputError, RunFailedError, checked
 from gasam.lab.output import Table
@@ -69,7 +69,7 @@ def compare(
     """
     folder = Path(out)
     plans = comparison_plans(task, methods, seeds, folder if tuned else None, size, data, settings, walks)
-    with opened(on, parallel=jobs, cpu=cpu) as engine:
+    with Place(on).engine(cpu, jobs) as engine:
         done = run_all(plans, folder, engine, cpu=cpu)
     raise_failed(done)
     return _frame(run_list([job.record for job in done], "").values)
@@ -114,7 +114,7 @@ def tune(
         Search, task=str(task), method=method, size=size, quantity=quantity, space=dict(space or {}), trials=trials,
         seeds=seeds, seed=seed, settings=dict(settings or {}), origin=data or Origin(),
     )  # fmt: skip
-    with opened(on, parallel=jobs, cpu=cpu) as engine:
+    with Place(on).engine(cpu, jobs) as engine:
         found = find(asked, Path(out), engine, cpu=cpu)
     frame = _frame(
         {"method": found.method} | each["values"] | {"valid": fmean(each["valid"] or [nan]), "chosen": each["chosen"]}

@@ -13,9 +13,10 @@ import typer
 from gasam import doctor as check
 from gasam.lab import api
 from gasam.lab.analyses import KINDS, Analysis, measure_all
-from gasam.lab.cli.options import RUNS, Place, command, listed
+from gasam.lab.cli.options import RUNS, command, listed
 from gasam.lab.cli.training import show
 from gasam.lab.display import Live, console, print_json, print_table, say
+from gasam.lab.engines import Place
 from gasam.lab.engines.engine import Engine, raise_failed
 from gasam.lab.errors import InputError
 from gasam.lab.paper import tables

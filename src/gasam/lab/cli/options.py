@@ -7,7 +7,6 @@ import json
 import platform
 import re
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, is_dataclass, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -18,8 +17,6 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 import gasam
 from gasam.lab import api, search
-from gasam.lab.engines import opened
-from gasam.lab.engines.engine import Engine
 from gasam.lab.errors import InputError, allowed, checked
 from gasam.lab.methods import OPTIONS, Walk
 from gasam.lab.tasks import Origin, find, name_of
@@ -155,25 +152,6 @@ class Settings:
                 f"{self.settings_from} has the settings of {found.task}, size {found.size}: use it with these"
             )
         return found.changes | given
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where the work is done.
-
-    Args:
-        on: Where to run: local, ray (the Ray cluster that runs on this machine), HOST:PORT or ray://HOST:PORT.
-        cpus_per_run: CPUs of each run in a cluster. Default: 1.
-        gpus_per_run: GPUs of each run in a cluster, e.g. 0.5. Default: 1 if it has any.
-    """
-
-    on: str = "local"
-    cpus_per_run: int | None = None
-    gpus_per_run: float | None = None
-
-    def engine(self, cpu: bool, jobs: int | None = None) -> AbstractContextManager[Engine]:
-        """Open the engine; `jobs` limits the number of runs at a time."""
-        return opened(self.on, parallel=jobs, cpus=self.cpus_per_run, gpus=self.gpus_per_run, cpu=cpu)
 
 
 GivenWalk = make_dataclass(

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gasam.lab import api
-from gasam.lab.cli.options import RUNS, GivenWalk, Place, Settings, assignments, command, listed
+from gasam.lab.cli.options import RUNS, GivenWalk, Settings, assignments, command, listed
 from gasam.lab.display import Live, console, label, outcome, print_json, print_table, say
+from gasam.lab.engines import Place
 from gasam.lab.engines.engine import Job, raise_failed
 from gasam.lab.errors import InputError, checked
 from gasam.lab.output import Table

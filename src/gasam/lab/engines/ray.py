@@ -55,7 +55,7 @@ class Started:
 
 @contextmanager
 def connected(where: str, *, parallel: int | None, cpus: int, gpus: float | None, cpu: bool) -> Iterator[RayEngine]:
-    """The engine of a running cluster, connected to it; the arguments are those of `engines.opened`."""
+    """The engine of a running cluster, connected to it; the arguments are those of a `Place`."""
     address = _found_on_this_machine() if where in ("ray", "auto") else where
     _check_answers(address)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
