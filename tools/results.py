@@ -138,7 +138,7 @@ def tables_of_the_paper(runs: Sequence[Record]) -> Iterator[str]:
                 notes.append(
                     f"Not run on {task}: {'; '.join(left) if len(left) <= NAMED else f'{len(left)} of {count} rows'}."
                 )
-        yield section(study.title, rows, notes=[*notes, f"At the paper's size: {study.cost}."])
+        yield section(study.title, rows, notes=notes)
 
 
 def table4(analyses: Sequence[AnalysisRecord]) -> str:

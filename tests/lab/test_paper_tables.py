@@ -57,11 +57,6 @@ def test_every_plan_is_made_once(name):
         assert {run.walk.source for run in plans} == {"paper", "none"}
 
 
-@pytest.mark.parametrize(("name", "runs", "cost"), [("table1", 96, 165), ("table3", 136, 344), ("table5", 32, 53)])
-def test_the_cost_counts_the_passes_of_all_runs(name, runs, cost):
-    assert load(name).cost == f"{runs} runs that cost as much as {cost} of the baseline"
-
-
 def test_the_rung_with_the_own_epsilon_is_the_walk_of_k_1():
     own = {task: plan.make(task, "ga-sam", walks="paper").key("") for task in ("imdb", "ptb")}
     for task, rung in (("imdb", "L-inf, 1 x"), ("ptb", "L-inf, 0.8 x")):

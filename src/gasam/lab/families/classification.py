@@ -25,7 +25,6 @@ from gasam.lab.families.family import (
     Share,
     Sizes,
     Vocabulary,
-    around,
     one_line,
 )
 from gasam.lab.record import Metric
@@ -42,9 +41,7 @@ class ClassifierSettings(Recipe):
     smoothing: Share = 0.0  # the share of the label that is spread over all classes in the training loss
 
     def space(self) -> dict[str, Any]:
-        return {
-            "learning_rate": around(self.learning_rate, 4),
-            "epochs": [max(1, self.epochs // 2), self.epochs, 2 * self.epochs],
+        return super().space() | {
             "schedule": ["constant", "linear"],
             "optimizer": ["adamw"],
             "weight_decay": "0.001..1,log",

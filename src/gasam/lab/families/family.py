@@ -78,7 +78,8 @@ class Recipe(BaseModel):
 
     def space(self) -> dict[str, Any]:
         """The ranges of `gasam tune --quantity settings`, around the values of this recipe, as `--space` takes them."""
-        return {"learning_rate": around(self.learning_rate, 5), "epochs": [self.epochs, 2 * self.epochs]}
+        rate = self.learning_rate
+        return {"learning_rate": f"{rate / 4:.2g}..{4 * rate:.2g},log", "epochs": [self.epochs, 2 * self.epochs]}
 
     def changed(self, **overrides: Any) -> Self:
         """The settings with some of them replaced; raise `InputError` for a name or a value that is not allowed."""
@@ -86,11 +87,6 @@ class Recipe(BaseModel):
             if name not in dict(self):
                 raise InputError(f"there is no setting {name!r}: there are {', '.join(dict(self))}")
         return checked(type(self), **dict(self) | overrides)
-
-
-def around(value: float, factor: float) -> str:
-    """The range from the value divided by the factor to the value times the factor."""
-    return f"{value / factor:.2g}..{value * factor:.2g},log"
 
 
 def drawn(count: int, of: int) -> Tensor:

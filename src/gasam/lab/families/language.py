@@ -23,7 +23,6 @@ from gasam.lab.families.family import (
     Score,
     Share,
     Vocabulary,
-    around,
     bootstrapped,
     drawn,
 )
@@ -50,9 +49,7 @@ class LSTMSettings(Recipe):
     encoding: ClassVar[tuple[str, ...]] = ("rows", "vocabulary")
 
     def space(self) -> dict[str, Any]:
-        return {
-            "learning_rate": around(self.learning_rate, 2),
-            "epochs": [self.epochs, 2 * self.epochs],
+        return super().space() | {
             "halve_after": f"{max(1, self.epochs // 3)}..{max(2, self.epochs)}",
             "dropout": "0.1..0.7",
             "clip": "0.1..1,log",

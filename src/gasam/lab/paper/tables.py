@@ -11,7 +11,6 @@ from decimal import Decimal
 from functools import cache
 from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 from gasam.lab import tasks
@@ -174,13 +173,6 @@ class PaperTable:
                 run = row.plan(size, seed, walks, origin)
                 unique.setdefault(run.key("", run.seed), run)
         return list(unique.values())
-
-    @property
-    def cost(self) -> str:
-        """What the whole table costs at the paper's size."""
-        plans = self.plans("paper")
-        passes = (fmean(map(run.walk.passes, range(1, run.settings.epochs + 1))) for run in plans)
-        return f"{len(plans)} runs that cost as much as {math.fsum(passes):.0f} of the baseline"
 
     def beside(self, records: Sequence[Record], size: str, walks: Walks | Path = "paper") -> Table:
         """The table with our runs of this size: those with the paper's, the recommended and a tuned walk.
