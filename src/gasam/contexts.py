@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -23,22 +24,22 @@ class same_noise:  # noqa: N801 - reads as a function, like contextlib.suppress
 
     def __init__(self) -> None:
         self._depth = 0
-        self._starts: dict[int, list[Tensor]] = {}  # by nesting depth, because a pass may contain a walk
+        self._starts: dict[int, list[partial[None]]] = {}  # by nesting depth, because a pass may contain a walk
 
     @contextmanager
     def __call__(self, k: int, last: bool) -> Iterator[None]:
-        depth, now = self._depth, _generator_states()
+        depth, now = self._depth, _noise_now()
         if k == 0:
             self._starts[depth] = now
-        else:
-            _set_generator_states(self._starts[depth])
+        for restore in self._starts[depth]:
+            restore()
         self._depth = depth + 1
         try:
             yield
         finally:
             self._depth = depth
-            if k > 0:
-                _set_generator_states(now)
+            for restore in now if k > 0 else ():
+                restore()
 
 
 class frozen_batchnorm:  # noqa: N801
@@ -136,7 +137,7 @@ def includes(around: Around, kind: type) -> bool:
 @contextmanager
 def unchanged_state(model: nn.Module | None, parameters: Sequence[Tensor]) -> Iterator[None]:
     """Begin without gradients; afterwards restore them, the model's buffers and the random number generators."""
-    gradients, random = [parameter.grad for parameter in parameters], _generator_states()
+    gradients, random = [parameter.grad for parameter in parameters], _noise_now()
     for parameter in parameters:
         parameter.grad = None
     try:
@@ -145,7 +146,8 @@ def unchanged_state(model: nn.Module | None, parameters: Sequence[Tensor]) -> It
     finally:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
-        _set_generator_states(random)
+        for restore in random:
+            restore()
 
 
 Statistics = Literal["clean pass", "every pass"]
@@ -160,20 +162,13 @@ def freezing(model: nn.Module | None, batchnorm: object, around: Around) -> Arou
     return together(frozen_batchnorm(model), around)
 
 
-def _accelerators() -> list[tuple[Any, int]]:
-    """(device module, index) of every accelerator in use. Does not initialise any other."""
+def _noise_now() -> list[partial[None]]:
+    """Functions that set the default generators, of the CPU and of accelerators in use, back to their present state."""
+    found = [partial(torch.set_rng_state, torch.get_rng_state())]
     device = torch.accelerator.current_accelerator()
     module = None if device is None else torch.get_device_module(device)
-    if module is None or not getattr(module, "is_initialized", lambda: True)():
-        return []
-    return [(module, i) for i in range(torch.accelerator.device_count())]
-
-
-def _generator_states() -> list[Tensor]:
-    return [torch.get_rng_state(), *(module.get_rng_state(index) for module, index in _accelerators())]
-
-
-def _set_generator_states(states: list[Tensor]) -> None:
-    torch.set_rng_state(states[0])
-    for (module, index), state in zip(_accelerators(), states[1:], strict=False):
-        module.set_rng_state(state, index)
+    if module is not None and getattr(module, "is_initialized", lambda: True)():  # does not initialise any other
+        found += [
+            partial(module.set_rng_state, module.get_rng_state(i), i) for i in range(torch.accelerator.device_count())
+        ]
+    return found
