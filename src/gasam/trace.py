@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gasam.scales import comparable_norms
+from gasam.scales import SMALLEST_WEIGHTS
 
 OFF = "off: one plain pass"
 WAITING = "waiting: one plain pass, because the schedule's strength is 0"
@@ -56,20 +56,15 @@ class Measured:
     gradient_ratios: Tensor | None = None  # |g_K,i| / |g_0,i|
     cosines: Tensor | None = None  # between the clean and the last gradient
 
-    @property
-    def rms_weight(self) -> Tensor:
-        """The root mean square of all weights."""
-        return (self.weights.square().sum() / self.sizes.sum().clamp(min=1)).sqrt()
+    def relative(self, least: float) -> Tensor:
+        """|a_i| / max(|w_i|, least sqrt(n_i) rms(w))."""
+        rms_weight = (self.weights.square().sum() / self.sizes.sum().clamp(min=1)).sqrt()
+        return self.offsets / torch.maximum(self.weights, least * self.sizes.sqrt() * rms_weight)
 
     @property
     def ratios(self) -> Tensor:
-        """|a_i| / max(|w_i|, 0.01 sqrt(n_i) rms(w)), as in the cap."""
-        return self.offsets / comparable_norms(self.weights, self.sizes, self.rms_weight)
-
-    @property
-    def too_far(self) -> Tensor:
-        """Whether |a_i| > max(|w_i|, sqrt(n_i) rms(w)) for a group: otherwise every bias near zero would count."""
-        return (self.offsets > torch.maximum(self.weights, self.sizes.sqrt() * self.rms_weight)).any()
+        """|a_i| / |w_i|; of weights close to zero as in the cap."""
+        return self.relative(SMALLEST_WEIGHTS)
 
     def largest_ratio(self) -> tuple[str, float]:
         """The name of the group with the largest ratio, and this ratio."""
@@ -158,7 +153,8 @@ class Trace:
         # A walk that the cap limits in all groups is not too steep: close to a minimum the prediction vanishes.
         too_steep = ~groups.capped.all() & (self.rise > MANY_TIMES * torch.maximum(predicted, rounding))
         unseen = ~too_small & (self.sharpness == 0)
-        wrong = groups.too_far, too_steep, too_small, unseen
+        too_far = (groups.relative(1.0) > 1).any()  # with 0.01, as in the cap, every bias near zero would count
+        wrong = too_far, too_steep, too_small, unseen
         return torch.stack([self.not_finite, *(climbed & each.to(climbed) for each in wrong)])
 
     def verdict(self) -> str:
@@ -190,27 +186,26 @@ class Trace:
         """
         if self.sampled is not None:
             return self.sampled.metrics()
-        known = {
-            "step": float(self.step),
-            "loss": float(self.losses[0]),
-            "sharpness": float(self.sharpness),
-            "perturbation_norm": float(self.norms[-1]),
+        numbers: dict[str, Any] = {
+            "step": self.step,
+            "loss": self.losses[0],
+            "sharpness": self.sharpness,
+            "perturbation_norm": self.norms[-1],
             "strength": self.strength,
-            "rise": float(self.rise),
+            "rise": self.rise,
         }
         if self.first:
-            del known["sharpness"], known["rise"]
+            del numbers["sharpness"], numbers["rise"]
         if self.ascent_loss is not None:
-            known["ascent_loss"] = float(self.ascent_loss)
-        groups = self.groups
-        if groups is None:
-            return known
-        return known | {
-            "predicted_rise": float(groups.predicted_rise),
-            "perturbation_ratio": float(groups.offsets.norm() / groups.weights.norm().clamp(min=1e-30)),
-            "capped": float(groups.capped.double().mean()),
-            "largest_ratio": groups.largest_ratio()[1],
-        }
+            numbers["ascent_loss"] = self.ascent_loss
+        if (groups := self.groups) is not None:
+            numbers |= {
+                "predicted_rise": groups.predicted_rise,
+                "perturbation_ratio": groups.offsets.norm() / groups.weights.norm().clamp(min=1e-30),
+                "capped": groups.capped.double().mean(),
+                "largest_ratio": groups.largest_ratio()[1],
+            }
+        return {name: float(number) for name, number in numbers.items()}
 
     def __repr__(self) -> str:
         text = f"{self.verdict()}; " + ", ".join(f"{name} {value:.4g}" for name, value in self.metrics().items())
