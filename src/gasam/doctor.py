@@ -8,7 +8,6 @@ processors end a process that uses bfloat16.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import platform
 import sys
@@ -17,6 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
+from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -101,8 +101,7 @@ def synchronisation(name: str, device: str) -> str:
 
 def in_own_process(check: Callable[[str, str], str], name: str, device: str) -> tuple[bool, str]:
     """Whether a check passes in a process of its own, and what it says."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, initializer=warnings.simplefilter, initargs=("ignore",)) as pool:
+    with ProcessPoolExecutor(1, get_context("spawn"), warnings.simplefilter, ("ignore",)) as pool:
         try:
             return True, pool.submit(check, name, device).result()
         except BrokenProcessPool:
