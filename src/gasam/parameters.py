@@ -32,7 +32,12 @@ class Entry:
 def read(parameters: Parameters) -> list[Entry]:
     """The entries in order, each tensor once. A group is a mapping with `params` and optionally `perturb`."""
     if isinstance(parameters, torch.nn.Module):
-        parameters = _movable(parameters)
+        if any(map(is_lazy, parameters.parameters())):
+            kind = type(parameters).__name__
+            raise ValueError(f"{kind} has lazy modules without weights yet: run one forward pass first")
+        names = names_in(parameters)
+        # Without those that can't have a gradient, such as quantised weights under LoRA. Frozen ones may thaw later.
+        parameters = [(names[id(p)], p) for p in parameters.parameters() if p.requires_grad or _can_move(p)]
     elif isinstance(parameters, Tensor) or not isinstance(parameters, Iterable):
         raise TypeError(
             "parameters must be the model, model.named_parameters(), model.parameters() or a list of parameter groups, "
@@ -63,17 +68,6 @@ def names_in(model: torch.nn.Module) -> dict[int, str]:
     """The name of each parameter by its id, without the prefixes of DistributedDataParallel and torch.compile."""
     front = "module." if isinstance(model, DistributedDataParallel | torch.nn.DataParallel) else ""
     return {id(p): name.removeprefix(front).replace("_orig_mod.", "") for name, p in model.named_parameters()}
-
-
-def _movable(model: torch.nn.Module) -> list[tuple[str, Tensor]]:
-    """All parameters except those that can't have a gradient, such as quantised weights under LoRA.
-
-    Frozen parameters stay in the list, because they may be unfrozen later.
-    """
-    if any(map(is_lazy, model.parameters())):
-        raise ValueError(f"{type(model).__name__} has lazy modules without weights yet: run one forward pass first")
-    names = names_in(model)
-    return [(names[id(p)], p) for p in model.parameters() if p.requires_grad or _can_move(p)]
 
 
 def _can_move(tensor: Tensor) -> bool:
