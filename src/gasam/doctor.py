@@ -64,9 +64,8 @@ def error_of(walk: Perturbation, dtype: torch.dtype, device: str) -> float:
     (model, loss), (twin, twin_loss) = problem(dtype, device), problem(dtype, device)
     weights, shapes = list(twin.parameters()), {name: tuple(p.shape) for name, p in twin.named_parameters()}
     SharpBackward(model, walk)(loss)
-    for own, other in zip(model.parameters(), weights, strict=True):
-        if not torch.equal(own.detach().view(torch.uint8), other.detach().view(torch.uint8)):
-            raise ArithmeticError("the weights have other bits after a walk")
+    if not torch.equal(_flat(model.parameters()), _flat(weights)):
+        raise ArithmeticError("the weights have other bits after a walk")
 
     def loss_and_gradient(w: Any) -> tuple[float, Any]:
         nn.utils.vector_to_parameters(torch.from_numpy(w).to(device, dtype), weights)

@@ -31,24 +31,19 @@ class Row:
 
 @dataclass(frozen=True)
 class RangeTest:
-    """The result of `range_test`: "budget" or "epsilon", and a row for each size. Printing it shows a table."""
+    """The result of `range_test`: "budget" or "epsilon", and a row for each size. Printing it shows a table.
+
+    Stay well below the first size at which the gradient of a group turns, so that its cosine is negative.
+    """
 
     unit: str
     rows: tuple[Row, ...]
-
-    def turning_point(self) -> tuple[float, str] | None:
-        """The smallest size at which the gradient of a group turns (its cosine is below 0), and this group."""
-        return next(((row.size, row.lowest) for row in self.rows if row.lowest_cosine < 0), None)
 
     def __str__(self) -> str:
         lines = [f"{self.unit:>10}  predicted   measured    |a|/|w|  lowest cosine  of the group"]
         for row in self.rows:
             numbers = f"{row.size:10.3g} {row.predicted:10.3g} {row.measured:10.3g} {row.ratio:10.3g}"
             lines.append(f"{numbers} {row.lowest_cosine:14.3f}  {row.lowest}")
-        if turn := self.turning_point():
-            lines.append(f"The gradient of {turn[1]} turns at {self.unit} {turn[0]:.3g}: stay well below it.")
-        else:
-            lines.append(f"No group's gradient turns up to {self.unit} {self.rows[-1].size:.3g}.")
         return "\n".join(lines)
 
 
