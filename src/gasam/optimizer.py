@@ -177,10 +177,7 @@ class _ClosurePasses:
             sharp.searched = True
             warn_of_statistics(returned)
         self._passes += 1
-        return self._seen(returned)
-
-    def _seen(self, returned: Any) -> Pass:
-        scale = self._sharp.gradient_scale
+        scale = sharp.gradient_scale
         # A closure with a scale may return the loss before or after scaling it.
         return Pass(_loss(returned, self._trained), now(scale), 1.0 if scale == 1.0 else None)
 
