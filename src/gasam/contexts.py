@@ -31,14 +31,14 @@ class same_noise:  # noqa: N801 - reads as a function, like contextlib.suppress
         depth, now = self._depth, _noise_now()
         if k == 0:
             self._starts[depth] = now
-        for restore in self._starts[depth]:
+        for restore in self._starts[depth] if k > 0 else ():  # passes of `ascent`, before the first, have k = -1
             restore()
         self._depth = depth + 1
         try:
             yield
         finally:
             self._depth = depth
-            for restore in now if k > 0 else ():
+            for restore in now if k != 0 else ():
                 restore()
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from gasam import SharpBackward, SharpnessAware, frozen_batchnorm, ga_sam, same_noise, together
+from gasam import SharpBackward, SharpnessAware, frozen_batchnorm, ga_sam, sam, same_noise, together
 from problems import ENTRIES, batch, closure_of, loss_of, messages_of, through_backward
 from tolerances import EXACT, error, same_bits
 
@@ -45,6 +45,17 @@ class TestNoise:
         torch.manual_seed(5)
         noisy(batch()[0]), noisy(batch()[0])
         assert torch.equal(after, torch.rand(3))  # the generator ends as after one pass a step
+
+    def test_a_pass_of_ascent_shares_the_masks_and_leaves_the_generator(self, noisy):
+        seen, loss = [], loss_of(noisy)
+        noisy[2].register_forward_hook(lambda module, inputs, output: seen.append(output == 0))
+        torch.manual_seed(5)
+        SharpBackward(noisy, sam(1e-9), around=same_noise())(loss, ascent=loss)
+        after = torch.rand(3)
+        assert torch.equal(seen[0], seen[1])
+        torch.manual_seed(5)
+        loss()
+        assert torch.equal(after, torch.rand(3))
 
     def test_noise_after_a_failure_goes_on_as_if_nothing_was_set_back(self, noisy):
         around = same_noise()
