@@ -126,9 +126,9 @@ def translator():
 
 def test_beam_search_translates_in_the_order_of_the_text(translator):
     family, model = translator
-    lengths = [len(line) for line in family.sources("test")]
+    lengths = [len(line) for line in family.sides["test"][0]]
     assert lengths != sorted(lengths)
-    assert family.translate(model, family.sources("test")) == [target for _, target in corpus(320).test]
+    assert family.translate(model, family.sides["test"][0]) == [target for _, target in corpus(320).test]
     assert family.measure(model, "test").value == pytest.approx(100)
 
 
@@ -136,7 +136,7 @@ def test_validation_is_the_perplexity_of_the_right_words(translator):
     """Written out sentence by sentence: no padding, and no smoothing."""
     family, model = translator
     surprises = []
-    for source, target in family.pairs["valid"]:
+    for source, target in zip(*family.sides["valid"], strict=True):
         before = torch.cat([torch.tensor([BEGIN]), target[:-1].long()])
         with torch.no_grad():
             scores = model(input_ids=source.long()[None], decoder_input_ids=before[None]).logits[0].double()

@@ -128,15 +128,14 @@ def reproduce(
         raise_failed(done)
         files, records = [folder / f"{job.name}.json" for job in done], [job.record for job in done]
         measure = partial(measured, folder=out / "analysis", origin=origin, engine=engine, cpu=cpu)
-        result = figure.find(size, files, records, measure)
-    saved = result.save(out / "figures" / f"{study}-{size}")
+        found, saved = figure.write(out / "figures" / f"{study}-{size}", size, files, records, measure)
     if json:
-        shown = [each.as_json() for each in result.tables]
-        print_json({"title": result.title, "tables": shown, "files": [str(file) for file in saved]})
+        shown = [each.as_json() for each in found]
+        print_json({"title": figure.title, "tables": shown, "files": [str(file) for file in saved]})
         return
-    say(result.title, console)
-    for each in result.tables:
-        print_table(each, saved if each is result.tables[-1] else ())
+    say(figure.title, console)
+    for each in found:
+        print_table(each, saved if each is found[-1] else ())
 
 
 @command

@@ -6,7 +6,6 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -142,11 +141,7 @@ class TextClassification(Classification[TextCNNSettings]):
         return tokens, torch.tensor([label for _, label in examples])
 
     def model(self) -> nn.Module:
-        return TextCNN(len(self.data.shared["words"]), len(self.data.shared["classes"]), self.settings)
-
-    @cached_property
-    def vocabulary(self) -> Vocabulary:
-        return Vocabulary(self.data.shared["words"])
+        return TextCNN(len(self.vocabulary.words), len(self.data.shared["classes"]), self.settings)
 
     def input_tensor(self, inputs: Sequence[Any]) -> Tensor:
         return token_numbers(inputs, self.vocabulary, self.settings.length)

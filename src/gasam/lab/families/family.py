@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
@@ -212,6 +213,11 @@ class Family(ABC, Generic[Settings]):
     def __init__(self, settings: Settings, data: Encoded) -> None:
         self.settings = settings
         self.data = data
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The words that `learn` found, for families that read words."""
+        return Vocabulary(self.data.shared["words"])
 
     @staticmethod
     def select(split: Split, examples: list[Any], settings: Any) -> list[Any]:

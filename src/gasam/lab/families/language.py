@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -137,10 +136,6 @@ class LanguageModel(Family[LSTMSettings]):
             scores, state = model(words, state)
             loss = cross_entropy(scores.flatten(0, 1), following.flatten(), reduction="sum")
             yield float(loss), following.numel(), scores[-1], state
-
-    @cached_property
-    def vocabulary(self) -> Vocabulary:
-        return Vocabulary(self.data.shared["words"])
 
     def predict(self, model: nn.Module, inputs: Sequence[Any], options: PredictionOptions) -> list[dict[str, Any]]:
         """The perplexity of each line on its own, its end included, and the words that may follow it.

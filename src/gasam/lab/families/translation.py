@@ -127,16 +127,12 @@ class Translation(Family[TransformerSettings]):
         return said
 
     @cached_property
-    def pairs(self) -> dict[Split, list[tuple[Tensor, Tensor]]]:
-        """The source and the target lines of each split."""
-        found = {}
-        for split, part in self.data.splits.items():
-            sides = (torch.split(words, lengths.tolist()) for words, lengths in (part["source"], part["target"]))
-            found[split] = list(zip(*sides, strict=True))
-        return found
-
-    def sources(self, split: Split) -> list[Tensor]:
-        return [source for source, _ in self.pairs[split]]
+    def sides(self) -> dict[Split, list[tuple[Tensor, ...]]]:
+        """The source lines and the target lines of each split."""
+        return {
+            split: [torch.split(words, lengths.tolist()) for words, lengths in (part["source"], part["target"])]
+            for split, part in self.data.splits.items()
+        }
 
     @cached_property
     def subwords(self) -> tuple[Subwords, Subwords]:
@@ -151,16 +147,16 @@ class Translation(Family[TransformerSettings]):
         return [model.get_encoder().embed_tokens, model.get_decoder().embed_tokens]  # type: ignore[operator]
 
     def count(self, split: Split) -> int:
-        return len(self.pairs[split])
+        return len(self.sides[split][0])
 
     def read(self, split: Split, rows: Tensor) -> tuple[Tensor, Tensor]:
-        sources, targets = zip(*(self.pairs[split][row] for row in rows.tolist()), strict=True)
-        return padded(sources), padded(targets)
+        source, target = (padded([lines[row] for row in rows.tolist()]) for lines in self.sides[split])
+        return source, target
 
     def _packed(self, split: Split, rows: Tensor) -> list[Tensor]:
         """Batches of pairs of similar length, with at most `batch` tokens including padding."""
-        lengths = torch.tensor([max(map(len, self.pairs[split][row])) for row in rows.tolist()])
-        lengths, order = lengths.sort(stable=True)
+        part = self.data[split]
+        lengths, order = torch.maximum(part["source"][1], part["target"][1])[rows].sort(stable=True)
         cuts, first = list[int](), 0
         for row, length in enumerate(lengths.tolist()):
             if row > first and length * (row - first + 1) > self.settings.batch:
@@ -204,7 +200,7 @@ class Translation(Family[TransformerSettings]):
         """The perplexity without label smoothing. BLEU needs a beam search, so only the final weights get it."""
         device = next(model.parameters()).device
         total, count = 0.0, 0
-        for rows in by_length(self.sources("valid")):
+        for rows in by_length(self.sides["valid"][0]):
             source, target = self.read("valid", torch.tensor(rows))
             scores, right = self._scores(model, source.to(device), target.to(device))
             total += float(cross_entropy(scores, right, reduction="sum"))
@@ -212,7 +208,7 @@ class Translation(Family[TransformerSettings]):
         return math.exp(min(total / count, 100.0))
 
     def measure(self, model: nn.Module, split: Split, rows: int | None = None) -> Score:
-        lines = self.translate(model, self.sources(split)[:rows])
+        lines = self.translate(model, self.sides[split][0][:rows])
         return bleu(lines, [target for _, target in self.data[split]["text"][:rows]], draws=1000)[0]
 
     def remarks(self) -> dict[str, Any]:

@@ -35,21 +35,8 @@ PAPER = {
 """The paper's Table 4: BLEU of baseline and GA-SAM on En-Vi under attack."""
 
 Measure = Callable[[Analysis, Sequence[Path]], list[AnalysisRecord]]
-
-
-@dataclass(frozen=True)
-class FigureResult:
-    """The result of a figure: its tables, its charts, and the numbers of both."""
-
-    title: str
-    tables: Sequence[Table]
-    charts: Sequence[Chart]
-    data: dict[str, Any]
-
-    def save(self, place: Path) -> list[Path]:
-        numbers = place.with_name(f"{place.name}.json")
-        write_json(numbers, {"title": self.title} | self.data)
-        return [numbers, *output.save(self.charts, place)]
+Found = tuple[list[Table], list[Chart], dict[str, Any]]
+"""The tables and charts of a figure, and the numbers of both."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +61,16 @@ class Figure:
             for method in self.methods
         ]
 
-    def find(self, size: str, files: Sequence[Path], records: Sequence[Record], measure: Measure) -> FigureResult:
-        """Show the result for the runs in `records`; `measure` runs an analysis on the `files` of these records."""
-        if self.norms:
-            return self._norms(records)
+    def write(
+        self, place: Path, size: str, files: Sequence[Path], records: Sequence[Record], measure: Measure
+    ) -> tuple[list[Table], list[Path]]:
+        """Write the figure of runs; return its tables and files. `measure` runs an analysis on the files of records."""
+        tables, charts, data = self._norms(records) if self.norms else self._measured(size, files, measure)
+        numbers = place.with_name(f"{place.name}.json")
+        write_json(numbers, {"title": self.title} | data)
+        return tables, [numbers, *output.save(charts, place)]
+
+    def _measured(self, size: str, files: Sequence[Path], measure: Measure) -> Found:
         measured = [(analysis, measure(analysis, files)) for analysis in self.analyses[size]]
         labels = configuration_labels(measured[0][1])
         tables = [analysis.table(found, labels) for analysis, found in measured]
@@ -88,9 +81,9 @@ class Figure:
             note = "Absolute radii are those of the paper's 59 million weights."
             tables.append(Table("The paper's Table 4: BLEU on en-vi", rows, [note]))
             data["paper"] = PAPER
-        return FigureResult(self.title, tables, charts, data)
+        return tables, charts, data
 
-    def _norms(self, records: Sequence[Record]) -> FigureResult:
+    def _norms(self, records: Sequence[Record]) -> Found:
         panels: dict[str, dict[str, list[float]]] = {}
         for run in records:
             name = f"{run.task}, seed {run.seed}"
@@ -106,7 +99,7 @@ class Figure:
             for name, norms in panel.items()
         ]
         data = {"norms": panels, "runs": [run.name for run in records]}
-        return FigureResult(self.title, [Table("Mean |g|", rows)], [norm_chart(*each) for each in panels.items()], data)
+        return [Table("Mean |g|", rows)], [norm_chart(*each) for each in panels.items()], data
 
 
 FIGURES: Mapping[str, Figure] = {
