@@ -129,7 +129,7 @@ def test_the_papers_claims_are_those_of_its_printed_numbers():
 )
 def test_every_verdict_and_its_reason(claim, ours, baseline, expected):
     [found] = Comparison.of(records_of("imdb", {"baseline": baseline, "ga-sam": ours}))
-    assert str(judge(claim, found.rows[-1], higher_is_better=True)) == expected
+    assert str(judge(claim, found.rows[-1])) == expected
 
 
 def test_each_cell_of_a_table_has_a_verdict_and_the_baseline_has_none():

@@ -231,7 +231,7 @@ def test_drawn_words_depend_on_the_seed_and_on_the_line_alone(trained):
 
 def test_translations_are_those_of_evaluation(trained, command, data_dir, tmp_path):
     known = with_data(trained, "en-vi")
-    expected = known.family.translate(known.model, known.family.sources("test"))
+    expected = known.family.translate(known.model, known.family.sides["test"][0])
     texts = gzip.decompress((data_dir / "iwslt15/tst2013.en.gz").read_bytes()).decode().splitlines()[: len(expected)]
     file = write_lines(tmp_path / "source.en.gz", texts)
     ended = command("predict", trained["en-vi baseline"], file, "--cpu")

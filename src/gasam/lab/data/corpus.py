@@ -9,7 +9,6 @@ import os
 import platform
 import random
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
@@ -79,8 +78,7 @@ class Source:
     def key(self) -> str:
         """A hash of the files, package versions, options and reading code; the cache key of encoded data."""
         sha = hashlib.sha256(f"{self.name}\n{self.options}\n{platform.python_version()}\n".encode())
-        with suppress(TypeError, OSError):  # code that is in no file
-            sha.update(Path(inspect.getfile(self.read)).read_bytes())
+        sha.update(Path(inspect.getfile(self.read)).read_bytes())
         for file in self.files:
             with file.open("rb") as stream:
                 sha.update(hashlib.file_digest(stream, "sha256").digest())

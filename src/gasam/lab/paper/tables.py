@@ -19,7 +19,7 @@ from gasam.lab.methods import Walk, Walks
 from gasam.lab.output import Table
 from gasam.lab.paper import figures
 from gasam.lab.paper.verdicts import judge
-from gasam.lab.record import Metric, Record
+from gasam.lab.record import Record
 from gasam.lab.report import comparison
 from gasam.lab.report.comparison import Comparison, Difference, described
 from gasam.lab.search import with_tuned_walk
@@ -74,10 +74,6 @@ class Row:
     paper: Printed
     baseline: Printed | None = None  # the paper's result of plain training; None for its own row
 
-    @property
-    def metric(self) -> Metric:
-        return tasks.find(self.task).family.metric
-
     def plan(self, size: str, seed: int, walks: Walks | Path = "paper", origin: Origin | None = None) -> Plan:
         """The plan of this row; see `PaperTable.plans` for the arguments."""
         source = "paper" if isinstance(walks, Path) else walks
@@ -111,8 +107,7 @@ class Row:
         if self.baseline is not None:
             paper += f" ({self.paper.minus(self.baseline):+})"
             walk = "" if ours is None else _whose(ours.walk)
-            claim = self.paper.claim(self.baseline)
-            verdict = judge(claim, ours, higher_is_better=self.metric.higher_is_better)
+            verdict = judge(self.paper.claim(self.baseline), ours)
         cost = None if ours is None else ours.relative_cost
         text = {
             "task": self.task,

@@ -15,7 +15,7 @@ class Verdict(NamedTuple):
         return f"{self.word} ({self.reason})" if self.reason else self.word
 
 
-def judge(claim: Difference, row: Row | None, *, higher_is_better: bool) -> Verdict:
+def judge(claim: Difference, row: Row | None) -> Verdict:
     """The verdict on one cell of a table: the paper's difference to its baseline, and our runs if there are some."""
     if row is None:
         return Verdict("not run")
@@ -26,7 +26,7 @@ def judge(claim: Difference, row: Row | None, *, higher_is_better: bool) -> Verd
         return Verdict("undecided", "the baseline diverged")
     if found is None:
         return Verdict("not run", "no baseline" if plain is None else "no baseline with its seeds")
-    paper, ours = claim.standing(higher_is_better), found.standing(higher_is_better)
+    paper, ours = (each.standing(row.metric.higher_is_better) for each in (claim, found))
     if ours == "too few seeds":
         return Verdict("undecided", "one seed" if found.pairs == 1 else "two seeds")
     # An interval that holds zero decides nothing if it is wider than the paper's, or holds the paper's difference too.

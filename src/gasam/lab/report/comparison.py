@@ -334,18 +334,18 @@ class Comparison:
         """What was recorded about the walks of every epoch."""
         methods, found = {row.label: row.method for row in self.rows}, []
         for name, title in WALKS.items():
-            points = self._points("epoch", name, of_walk=True)
+            points = self._points("epoch", name)
             found.append(lines(points, methods, title=title, x="epoch", y="", height=170))
         return [chart for chart in found if chart.values]
 
-    def _points(self, x: str, y: str, *, of_walk: bool = False) -> Iterator[dict[str, Any]]:
+    def _points(self, x: str, y: str) -> Iterator[dict[str, Any]]:
         """A point for each epoch of each run, with numbers of its curve or of the epoch's walks."""
         for row in self.rows:
             for record in row.records:
                 for point in record.curve:
-                    found = point.get("walk") or {} if of_walk else point
+                    found = point | (point.get("walk") or {})
                     step = {"label": row.label, "seed": record.seed, "step": point["epoch"]}
-                    yield step | {"x": point.get(x), "y": found.get(y)}
+                    yield step | {"x": found.get(x), "y": found.get(y)}
 
     def _differences(self) -> Iterator[dict[str, Any]]:
         for row in self.rows:
