@@ -19,7 +19,11 @@ def record(
     walks = "paper" if "@" not in size and task in APPENDIX.get(method, ()) else None
     made = plan.make(task, method, size, seed, settings=settings, walk=walk, walks=walks)
     epochs = made.settings.epochs if test is not None else 2
-    passes = [STEPS * made.walk.passes(epoch) for epoch in range(1, epochs + 1)]
+    walk = made.walk
+    passes = [
+        STEPS * (1 + walk.steps / walk.every if walk.size and epoch >= walk.start_epoch else 1)
+        for epoch in range(1, epochs + 1)
+    ]
     curve = [
         {
             "epoch": epoch,

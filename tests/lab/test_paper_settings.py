@@ -110,8 +110,6 @@ def test_walks_start_at_the_papers_share_of_the_epochs(task, epochs, start):
     """30 / 52 of 12 is 6.9."""
     walk = walk_for("ga-sam", task, "paper", epochs)
     assert walk.start_epoch == start
-    assert [walk.passes(epoch) for epoch in (start - 1, start)] == [1, 3]
-    assert walk_for("baseline", task, "paper", epochs).passes(epochs) == 1
 
 
 @pytest.mark.parametrize(

@@ -250,10 +250,6 @@ class Walk(BaseModel):
         )
         return None if made == Schedule() else made
 
-    def passes(self, epoch: int) -> float:
-        """Mean number of gradient evaluations per step in this epoch, counted from 1, at a strength above 0."""
-        return 1 + self.steps / self.every if self.size and epoch >= self.start_epoch else 1
-
     def identity(self) -> dict[str, Any]:
         """All options as JSON values, without the source."""
         return self.model_dump(mode="json", exclude={"source"})

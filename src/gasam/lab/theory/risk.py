@@ -187,13 +187,10 @@ class Risk:
     def _expected(self, contribution: Contribution, offset: Tensor | None = None) -> Tensor:
         """E[h] at w + offset."""
         steps = split(torch.zeros_like(self.home) if offset is None else offset, self.weights)
-        expected = torch.zeros((), dtype=torch.float64)
+        parts = [(1 - self.eta, self.problem.p), (self.eta, self.problem.p_star)] if self.eta else [(1, self.problem.p)]
         with displaced(self.weights, steps):
-            if self.eta < 1:
-                expected = expected + (1 - self.eta) * self._mean(contribution, self.problem.p)
-            if self.eta > 0:
-                expected = expected + self.eta * self._mean(contribution, self.problem.p_star)
-        return expected
+            means = [share * self._mean(contribution, examples) for share, examples in parts if share]
+        return torch.stack(means).sum(dim=0)
 
     def _mean(self, contribution: Contribution, examples: Distribution) -> Tensor:
         """E[h] over a distribution at the present weights."""
