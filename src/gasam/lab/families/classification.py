@@ -141,7 +141,7 @@ class TextClassification(Classification[TextCNNSettings]):
         return tokens, torch.tensor([label for _, label in examples])
 
     def model(self) -> nn.Module:
-        return TextCNN(len(self.vocabulary.words), len(self.data.shared["classes"]), self.settings)
+        return TextCNN(len(self.data.shared["words"]), len(self.data.shared["classes"]), self.settings)
 
     def input_tensor(self, inputs: Sequence[Any]) -> Tensor:
         return token_numbers(inputs, self.vocabulary, self.settings.length)
