@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 from filelock import FileLock
+from own_tasks import LINE, SLOWLY
 
 import local_layout
 from gasam.lab.cli import main
@@ -76,40 +77,6 @@ def trained(shared, data_dir):
         plan = make("en-vi", "baseline", "tiny", origin=Origin(data_dir))
         run(plan, shared / "trained" / "gradient-norms", cpu=True, gradient_norms=True)
     return files
-
-
-LINE = """
-import torch
-from torch import nn
-
-higher_is_better = False
-settings = {"epochs": 2, "batch": 4, "learning_rate": 0.1}
-
-def data():
-    x = torch.linspace(-1, 1, 24)[:, None]
-    return [(x[i::3], 2 * x[i::3] + 1) for i in range(3)]
-
-def model(width=1):
-    return nn.Linear(1, width)
-
-def loss(model, batch):
-    return (model(batch[0]) - batch[1]).square().mean()
-
-def metric(model, batch):
-    return (model(batch[0]) - batch[1]).abs().flatten()
-"""
-
-SLOWLY = """
-import time
-from pathlib import Path
-
-settings = {{"epochs": 60, "batch": 4, "learning_rate": 0.1}}
-quick = loss
-
-def loss(model, batch):
-    time.sleep(0 if Path({released!r}).exists() else 0.25)
-    return quick(model, batch)
-"""
 
 
 @pytest.fixture

@@ -120,11 +120,9 @@ def test_walks_start_at_the_papers_share_of_the_epochs(task, epochs, start):
         ("ga-sam", "imdb", "small", {}, "recommended"),
         ("ga-sam", "docstrings", "paper", {}, "recommended"),  # the appendix has no epsilon for it
         ("model-wise", "en-vi", "paper", {}, "recommended"),
-        ("sam", "lm", "paper", {"steps": 2}, "recommended"),
         ("freelb", "imdb", "small", {}, "paper"),  # embeddings have no recommended walk
         ("ga-sam", "classify", "small", {"epsilon": 1e-3}, "given"),
         ("ga-sam", "imdb", "paper", {"budget": 0.2}, "given"),
-        ("ga-sam", "imdb", "paper", {"norm": 2.0}, "given"),
         ("ga-sam", "imdb", "paper", {"steps": 3}, "paper"),
     ],
 )
@@ -165,7 +163,6 @@ def test_given_options_are_used_and_the_rest_is_kept():
         ("baseline", {"epsilon": 0.1, "same_noise": True}, "the baseline does not walk: leave out --epsilon, or name"),
         ("sam", {"epsilon": -1.0}, "epsilon must be a finite number >= 0, got -1.0"),
         ("sam", {"norm": 0.5}, "norm must be a number > 1 or math.inf, got 0.5"),
-        ("freelb", {"scale": "one"}, "freelb moves embeddings, not weights: leave out --scale"),
         ("ga-sam", {"scale": "huge"}, "scale must be one of"),
         ("ga-sam", {"start_epoch": 11}, "start_epoch must be a whole number from 1 to 10, got 11"),
         ("ga-sam", {"radius": 1}, "a walk has no option 'radius': it has budget, cap, epsilon,"),
@@ -182,27 +179,13 @@ def test_a_wrong_walk_is_refused_in_one_sentence(method, given, told):
     assert "\n" not in str(caught.value)
 
 
-def test_methods_need_what_they_move():
-    with pytest.raises(InputError, match="freelb moves word embeddings, but the model of digits has none"):
-        make("digits", "freelb", "tiny", walk={"epsilon": 0.1, "norm": 2.0})
-    with pytest.raises(InputError, match="sam-on moves normalisation layers, but the model of imdb has none"):
-        make("imdb", "sam-on")
-    assert family_on("imdb") == ([name for name in FAMILY if name != "sam-on"], ["sam-on"])
-    assert family_on("en-vi") == (list(FAMILY), [])
-
-
 def test_family_stands_for_the_methods_that_the_model_allows(capsys):
+    assert family_on("en-vi") == (list(FAMILY), [])
     assert expanded("imdb", ["ga-sam", "family", "gsam"]) == [
         "ga-sam",
         *(name for name in FAMILY if name not in ("ga-sam", "sam-on")),
     ]
     assert "sam-on is left out: the model of imdb has no normalisation layers" in capsys.readouterr().err
-
-
-def test_options_of_a_method_make_another_run():
-    plans = [make("pydoc", "gsam", walk=walk) for walk in ({}, {"alpha": 0.2}, {"alpha": 0.3}, {"alpha": 0.4})]
-    assert plans[0] == plans[3]
-    assert len({plan.key("data") for plan in plans}) == 3
 
 
 def test_a_preset_has_no_option_that_a_run_does_not_carry():
@@ -277,10 +260,8 @@ def test_models_of_the_paper_have_the_weights_that_its_numbers_give(task):
     [
         ("imdb", "epochs", 0, "epochs must be > 0, got 0"),
         ("imdb", "learning_rate", "fast", "learning_rate must be a number, got 'fast'"),
-        ("imdb", "learning_rate", math.nan, "learning_rate must be a finite number, got nan"),
         ("imdb", "dropout", 1.0, "dropout must be < 1, got 1.0"),
         ("imdb", "optimizer", "rmsprop", "optimizer must be one of 'adam', 'adamw' or 'sgd', got 'rmsprop'"),
-        ("imdb", "windows", 3, "windows must be a list, got 3"),
         ("en-vi", "betas", (0.9, 1.0), "betas must be < 1, got 1.0"),
         ("en-vi", "width", 15, "width must be even and a multiple of heads (2), got 15"),
         ("mnist", "layers", 3, "there is no setting 'layers': there are epochs, batch, learning_rate, rows"),
