@@ -115,23 +115,15 @@ def test_compare_on_a_table_of_ones_own(command, tmp_path, monkeypatch):
     assert all(row["test"]["seeds"].keys() == {"1", "2"} for row in table["rows"])
 
 
-def test_train_on_text_of_ones_own_holds_out_what_to_judge_by(command, tmp_path):
-    file = write_lines(tmp_path / "a.txt", [sentence(i, 9) for i in range(60)])
-    ended = command("train", "lm", "--train", file, "--size", "tiny", "--cpu", "--out", tmp_path / "runs", "--json")
-    assert ended.code == 0
-    note = "valid and test: 6 of the 60 examples of a.txt, held out at its end"
-    assert f"- {note}\n" in ended.err
-    record = json.loads(ended.out)
-    assert record["data"]["notes"] == [note]
-    assert record["metric"]["name"] == "perplexity"
-
-
-def test_train_on_pairs_of_ones_own(command, tmp_path):
+def test_train_on_pairs_of_ones_own_holds_out_what_to_judge_by(command, tmp_path):
     files = [write_lines(tmp_path / f"a.{name}", [f"{sentence(i)} {name}" for i in range(60)]) for name in ("de", "en")]
     words = ("--train", ",".join(map(str, files)), "--size", "tiny", "--cpu", "--out", tmp_path / "runs", "--json")
     ended = command("train", "translate", *words)
     assert ended.code == 0
     record = json.loads(ended.out)
+    [note] = record["data"]["notes"]
+    assert note.startswith("valid and test: 6 of the 60 examples of a.de")
+    assert f"- {note}\n" in ended.err
     assert record["metric"]["name"] == "BLEU"
     assert "tok:none" in record["remarks"]["bleu_signature"]
 

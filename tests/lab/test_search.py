@@ -91,7 +91,6 @@ def test_ranges_are_read_as_they_are_written():
     ("changes", "told"),
     [
         ({"quantity": "settngs"}, "quantity must be one of 'budget', 'epsilon', 'settings' or 'joint'"),
-        ({"trials": 0}, "trials must be > 0, got 0"),
         ({"method": "magic"}, "method must be one of baseline, sam"),
         ({"method": "baseline", "quantity": "budget"}, "the baseline does not walk"),
         ({"task": "numerals", "method": "freelb", "quantity": "budget"}, "freelb moves embeddings, not weights"),
@@ -99,10 +98,8 @@ def test_ranges_are_read_as_they_are_written():
         ({"space": {"cap": "0.01..0.1"}}, "cap must be a list of choices in this search"),
         ({"quantity": "settings", "space": {"dropout": "0.1..2"}}, "dropout must be < 1, got 2.0"),
         ({"quantity": "settings", "space": {"dropout": "1..x"}}, "the range of dropout must be LOW..HIGH"),
-        ({"quantity": "settings", "space": {"dropout": []}}, "the choices of dropout must not be empty"),
         ({"quantity": "settings", "space": {"epochs": "1.5..3"}}, "in whole numbers, got '1.5..3'"),
         ({"quantity": "settings", "space": {"depth": [1]}}, "there is no setting 'depth'"),
-        ({"quantity": "settings", "space": {"wieght_decay": None}}, "wieght_decay is not searched"),
     ],
 )
 def test_what_cannot_be_searched_is_told_in_one_sentence(changes, told):

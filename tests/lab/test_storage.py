@@ -15,7 +15,6 @@ from gasam.lab.data.corpus import Corpus, Source
 from gasam.lab.errors import InputError
 from gasam.lab.families.family import Encoded, encoded
 from gasam.lab.families.language import LanguageModel
-from gasam.lab.families.translation import Translation
 from gasam.lab.storage import Checkpoints
 from gasam.lab.tasks import TASKS
 from local_layout import sentence
@@ -73,14 +72,6 @@ def test_a_damaged_file_is_made_again(tmp_path, text):
         assert same(first, prepared())
         assert prepared.reads == number
     assert same(first, Encoded.load(file))
-
-
-def test_an_encoding_that_fails_leaves_no_file(tmp_path):
-    source = Source("pairs", lambda: Corpus([("a b c", "d e f")] * 9, [("a", "d")], [("a", "d")]))
-    settings = TASKS["translate"].sizes["tiny"].changed(length=2)
-    with pytest.raises(InputError, match="no training pair"):
-        encoded(Translation, source, settings, tmp_path / "cache")
-    assert not (tmp_path / "cache").exists()
 
 
 TWO_AT_ONCE = """
