@@ -47,14 +47,14 @@ def killed_if_busy(raylet):
 class Cluster:
     """Starts the cluster, and stops it with all its processes."""
 
-    def __init__(self, info, *client_port, source=SOURCE):
+    def __init__(self, info, *client_port):
         self.folder = tempfile.mkdtemp(prefix="gr-", dir="/tmp")  # short, because it is part of the names of sockets
         self.info = info
         self.process = subprocess.Popen(
             [sys.executable, __file__, str(info), *map(str, client_port)],
             stdin=subprocess.PIPE,
             # Ray would give its processes a low priority.
-            env=os.environ | {"RAY_TMPDIR": self.folder, "PYTHONPATH": source, "RAY_worker_niceness": "0"},
+            env=os.environ | {"RAY_TMPDIR": self.folder, "PYTHONPATH": SOURCE, "RAY_worker_niceness": "0"},
         )
 
     def wait(self):
