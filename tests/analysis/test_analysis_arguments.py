@@ -40,8 +40,6 @@ CASES = [
     (lambda m: attack(m, OBJECTIVE, DATA, plain(0.0)), "radius must be a finite number > 0, got 0.0"),
     (lambda m: attack(m, NOT_FINITE, DATA, plain(0.1)), r"not finite at the model's weights \(loss nan\)"),
     (lambda m: sharpness(m, OBJECTIVE, DATA, plain(0.1), draws=-1), "draws must be a whole number >= 0"),
-    (lambda m: analysis.random_corruption(m, 1.0, 1.0), "norm must be a number > 1 or math.inf, got 1.0"),
-    (lambda m: enter(analysis.pruned(m, 1.0)), "fraction must be a number >= 0 and < 1, got 1.0"),
     (lambda m: enter(analysis.pruned(nn.LayerNorm(3), 0.1)), "no weights of two or more dimensions"),
     (lambda m: enter(analysis.applied(m, {"no": torch.ones(2)})), r"offset has 'no', .*named_parameters\(\)"),
     (lambda m: enter(analysis.applied(m, {"0.bias": torch.ones(2)})), r"offset\['0.bias'\] must be .*\(5,\), got"),
@@ -58,7 +56,6 @@ CASES = [
     (lambda m: top_eigenvalues(m, DETACHED, DATA, 2), "must not detach"),
     (lambda m: top_eigenvalues(m, NOT_FINITE, DATA, 2), "losses must be finite"),
     (lambda m: top_eigenvalues(m, OBJECTIVE, Shuffled(DATA), 2, method="gram"), "same order each time"),
-    (lambda m: analysis.spectral_density(m, OBJECTIVE, DATA, memory=0), "memory must be a number of GiB > 0, got 0"),
     (lambda m: GradientNorms(Turned()), "'inner' must be a whole tensor of real numbers"),
     (lambda m: GradientNorms(m).load_state_dict(GradientNorms(nn.Linear(1, 1)).state_dict()), "its 'names'"),
 ]

@@ -6,8 +6,6 @@ import shlex
 import shutil
 from pathlib import Path
 
-import pytest
-
 from gasam.lab.methods import METHODS
 from gasam.lab.paper import tables
 from gasam.lab.tasks import TASKS
@@ -143,19 +141,3 @@ def test_reproduce_runs_what_is_missing_of_a_table(command, tmp_path):
         f"table1-tiny-imdb-recommended.{kind}" for kind in ("json", "md", "png", "svg")
     }
     assert "Layer-SAM" in (tmp_path / "tables/table1-tiny-imdb-recommended.md").read_text()
-
-
-HELP = {
-    "": "train compare reproduce report tasks methods data Exit codes",
-    "train": "--method --size --seed --epsilon --norm --steps --walk-start --same-noise --option --epochs --set "
-    "--train --text-column --data-dir --out --json",
-    "compare": "--methods --seeds --jobs --on --walk --tuned --valid --label-column --settings-from",
-    "reproduce": "table1 --tasks --seeds --jobs --walks",
-}
-
-
-@pytest.mark.parametrize("name", HELP)
-def test_help_teaches(command, name):
-    ended = command(*name.split(), "--help")
-    assert ended.code == 0
-    assert [word for word in HELP[name].split() if word not in ended.out] == []
