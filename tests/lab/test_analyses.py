@@ -253,8 +253,7 @@ def test_other_options_have_another_name_and_the_same_ones_the_same(two):
     run = record.read(two[0])
     others = [
         Spectrum(), Spectrum(k=49), Spectrum(matrix="hessian"), Spectrum(rows=511), Spectrum(split="test"),
-        Attack(), Attack(norm=float("inf")), Attack(radii=(0.1,)), Attack(judged=10), Sharpness(),
-        Sharpness(epsilon=(0.1,)), Landscape(), Landscape(radius=2.0),
+        Attack(), Attack(radii=(0.1,)), Sharpness(), Sharpness(epsilon=(0.1,)), Landscape(), Landscape(radius=2.0),
     ]  # fmt: skip
     names = [each.name(run) for each in others]
     assert len(set(names)) == len(names)

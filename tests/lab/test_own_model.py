@@ -10,6 +10,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.utils import recursively_apply
+from killed_processes import InThisProcess
 from own_tasks import LINE
 from torch.utils.data import Dataset
 
@@ -20,6 +21,7 @@ from gasam.lab.data.corpus import SPLITS
 from gasam.lab.errors import InputError
 from gasam.lab.families.family import example_count
 from gasam.lab.report.comparison import Comparison
+from gasam.lab.search import Search, tune
 from gasam.lab.storage import Checkpoints
 from gasam.lab.tasks.own_model import Examples, OwnCorpus
 from gasam.lab.training.loop import Training
@@ -44,18 +46,11 @@ def test_examples_learn(reference, tmp_path):
     assert record.task == Path(reference).stem
 
 
-def test_tune_chooses_a_walk_and_compare_reports_on_it(line, tmp_path, command):
-    file, shared = line(), ("--jobs", 2, "--out", tmp_path / "runs", "--cpu", "--json")
-    ended = command("tune", file, "--trials", 1, *shared)
-    assert ended.code == 0, ended.err
-    budget = json.loads(ended.out)["walk"]["budget"]
-    ended = command("compare", file, "--methods", "baseline,ga-sam", "--seeds", 2, "--tuned", *shared)
-    assert ended.code == 0, ended.err
-    rows = json.loads(ended.out)["rows"]
-    assert [row["method"] for row in rows] == ["baseline", "ga-sam"]
-    assert all(len(row["test"]["seeds"]) == 2 for row in rows)
-    [plan] = comparison_plans(file, ["ga-sam"], seeds=1, tuned=tmp_path / "runs")
-    assert (plan.walk.source, plan.walk.budget) == ("tuned", budget)
+def test_a_search_chooses_a_walk_that_compare_takes(line, tmp_path):
+    file = line()
+    found = tune(Search(task=file, trials=1), tmp_path, InThisProcess(), cpu=True)
+    [plan] = comparison_plans(file, ["ga-sam"], seeds=1, tuned=tmp_path)
+    assert (plan.walk.source, plan.walk.budget) == ("tuned", found.walk["budget"])
 
 
 def test_a_report_needs_the_records_only(line, tmp_path):

@@ -75,7 +75,6 @@ def test_zeros_cost_what_they_should(name, p_vanishes, p_star_vanishes):
         (lambda kl: kl.between([0.5, 0.4], [0.5, 0.5]), r"p_star must sum to 1, got a sum of 0\.9: divide"),
         (lambda kl: kl.between([0.5, 0.5], [1.5, -0.5]), r"p must be finite numbers >= 0, .*least of -0\.5"),
         (lambda kl: kl.between([0.5, 0.5], [1.0]), "same points, got 2 and 1 numbers"),
-        (lambda kl: kl.between([0.5, math.nan], [0.5, 0.5]), "p_star must be finite numbers .*nan"),
         (lambda kl: kl.between([], []), r"at least one, got shape \(0,\)"),
         (lambda kl: divergence("total_variation"), "one of kl, reverse_kl.*got 'total_variation'"),
     ],
