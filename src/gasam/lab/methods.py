@@ -98,12 +98,13 @@ _CHANGED = (
 
 
 def _found() -> Iterator[Method]:
-    """The methods of the folder `gasam/family`: each file's preset, and the title and sentence of its first line."""
+    """The methods of the folder `gasam/family`: the preset that a file is named after, and the file's first line."""
     for file in pkgutil.iter_modules(gasam.family.__path__):
         module = import_module(f"gasam.family.{file.name}")
         title, _, about = str(module.__doc__).partition("\n")[0].partition(": ")
-        preset = getattr(module, file.name)
-        yield Method(file.name.replace("_", "-"), title, about.rstrip("."), preset(0), make=preset)
+        preset = getattr(module, file.name, None)
+        if preset is not None:
+            yield Method(file.name.replace("_", "-"), title, about.rstrip("."), preset(0), make=preset)
 
 
 _FOUND = tuple(_found())
