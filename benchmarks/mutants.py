@@ -86,13 +86,13 @@ MUTANTS = (
     Mutant("family/friendly_sam.py", "-self.sigma", "self.sigma", FAMILY),
     Mutant("family/look_sam.py", "self.alpha * strength", "self.alpha", FAMILY),
     # The schedule
-    Mutant("schedule.py", "total_steps) + 1) / (warmup + 1)", "total_steps)) / (warmup + 1)", SCHEDULE),
+    Mutant("schedule.py", 'self._in_steps("start") + 1)', 'self._in_steps("start"))', SCHEDULE),
     Mutant("schedule.py", "self.state.step % self._options.every != 0", "self.state.step % self._options.every == 0", SCHEDULE),
     Mutant("schedule.py", "SMOOTHING * state.smoothed + (1 - SMOOTHING)", "SMOOTHING * state.smoothed + SMOOTHING", SCHEDULE),
     Mutant("schedule.py", "progress * abs(state.initial)", "progress", SCHEDULE),
     Mutant("schedule.py", "state.calls < self.accumulation", "state.calls <= self.accumulation", SCHEDULE),
     Mutant("schedule.py", "losses=torch.zeros_like(sums)", "losses=state.losses", SCHEDULE),
-    Mutant("schedule.py", "(state.steps_in_block + 1) % BLOCK", "(state.steps_in_block + 1) % (BLOCK + 1)", SCHEDULE),
+    Mutant("schedule.py", "step // BLOCK != state.step // BLOCK", "step // BLOCK != (state.step - 1) // BLOCK", SCHEDULE),
 )  # fmt: skip
 
 
