@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from gasam.lab import load
 from gasam.lab.errors import InputError
-from gasam.lab.families.family import PredictionOptions
+from gasam.lab.families.family import Sampling
 from gasam.lab.families.translation import PAD
 from gasam.lab.tasks import Origin
 from gasam.lab.training.plan import make
@@ -103,7 +103,7 @@ def test_every_family_is_used_from_its_folder_alone_by_a_new_process(trained, tm
     assert done.returncode == 0, done.stderr
     for (task, given), line in zip(inputs.items(), done.stdout.splitlines(), strict=True):
         known = with_data(trained, task)
-        options = PredictionOptions()
+        options = Sampling()
         assert json.loads(line) == known.family.predict(known.model, given, options)
         there = torch.load(tmp_path / "away" / f"{names[task]}.pt", weights_only=True)
         assert there.keys() == known.model.state_dict().keys()
@@ -437,7 +437,7 @@ def test_a_large_file_is_read_piece_by_piece(trained, tmp_path):
             read.append(number)
             yield number, sentence(number)
 
-    line, _ = next(loaded.answers(numbered(), PredictionOptions()))
+    line, _ = next(loaded.answers(numbered(), Sampling()))
     assert (line, len(read)) == (1, 250)
 
 

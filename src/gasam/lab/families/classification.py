@@ -15,17 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from gasam.analysis.objective import CrossEntropy, Objective
 from gasam.lab.data.corpus import Corpus, Split
-from gasam.lab.families.family import (
-    UNKNOWN,
-    Family,
-    PredictionOptions,
-    Recipe,
-    Score,
-    Share,
-    Sizes,
-    Vocabulary,
-    one_line,
-)
+from gasam.lab.families.family import UNKNOWN, Family, Recipe, Sampling, Score, Share, Sizes, Vocabulary, one_line
 from gasam.lab.record import Metric
 
 PADDING = "<pad>"
@@ -93,7 +83,7 @@ class Classification(Family[Settings]):
     def input_tensor(self, inputs: Sequence[Any]) -> Tensor:
         """Encode inputs for the model."""
 
-    def predict(self, model: nn.Module, inputs: Sequence[Any], options: PredictionOptions) -> list[dict[str, Any]]:
+    def predict(self, model: nn.Module, inputs: Sequence[Any], options: Sampling) -> list[dict[str, Any]]:
         """The most likely class of each input, and the probabilities of all classes."""
         classes = self.data.shared["classes"]
         shares = self._scores(model, self.input_tensor(inputs)).double().softmax(dim=1)

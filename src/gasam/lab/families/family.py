@@ -95,8 +95,8 @@ def drawn(count: int, of: int) -> Tensor:
     return torch.randperm(of, generator=Generator().manual_seed(0))[:count]
 
 
-class PredictionOptions(BaseModel):
-    """The options of a language model's predictions."""
+class Sampling(BaseModel):
+    """How a language model continues texts: the options of its predictions."""
 
     model_config = STRICT
 
@@ -314,7 +314,7 @@ class Family(ABC, Generic[Settings]):
         return texts(path, column)
 
     @abstractmethod
-    def predict(self, model: nn.Module, inputs: Sequence[Any], options: PredictionOptions) -> list[dict[str, Any]]:
+    def predict(self, model: nn.Module, inputs: Sequence[Any], options: Sampling) -> list[dict[str, Any]]:
         """What the model, in eval mode, says about each input, as JSON values, in the order of the inputs."""
 
     def line(self, prediction: Mapping[str, Any]) -> str:

@@ -14,17 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from gasam.analysis.objective import CrossEntropy, Objective
 from gasam.lab.data.corpus import Corpus, Split
-from gasam.lab.families.family import (
-    UNKNOWN,
-    Family,
-    PredictionOptions,
-    Recipe,
-    Score,
-    Share,
-    Vocabulary,
-    bootstrapped,
-    drawn,
-)
+from gasam.lab.families.family import UNKNOWN, Family, Recipe, Sampling, Score, Share, Vocabulary, bootstrapped, drawn
 from gasam.lab.record import Metric
 
 State = tuple[Tensor, Tensor]
@@ -137,7 +127,7 @@ class LanguageModel(Family[LSTMSettings]):
             loss = cross_entropy(scores.flatten(0, 1), following.flatten(), reduction="sum")
             yield float(loss), following.numel(), scores[-1], state
 
-    def predict(self, model: nn.Module, inputs: Sequence[Any], options: PredictionOptions) -> list[dict[str, Any]]:
+    def predict(self, model: nn.Module, inputs: Sequence[Any], options: Sampling) -> list[dict[str, Any]]:
         """The perplexity of each line on its own, its end included, and the words that may follow it.
 
         The first word follows the end of a line, and the state starts at zero.
@@ -151,9 +141,7 @@ class LanguageModel(Family[LSTMSettings]):
         return found
 
     @torch.no_grad()
-    def _continuation(
-        self, model: nn.Module, text: str, scores: Tensor, state: State, options: PredictionOptions
-    ) -> str:
+    def _continuation(self, model: nn.Module, text: str, scores: Tensor, state: State, options: Sampling) -> str:
         """The words after a text. <unk> is never chosen, and the end of a line ends it."""
         digest = hashlib.sha256(f"{options.seed or 0} {text}".encode()).digest()
         own = Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)  # whatever the other lines are

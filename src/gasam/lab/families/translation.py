@@ -24,17 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 from gasam.analysis.objective import CrossEntropy, Objective
 from gasam.lab.data.corpus import Corpus, Split
 from gasam.lab.errors import InputError
-from gasam.lab.families.family import (
-    UNKNOWN,
-    Family,
-    PredictionOptions,
-    Recipe,
-    Score,
-    Share,
-    Vocabulary,
-    drawn,
-    one_line,
-)
+from gasam.lab.families.family import UNKNOWN, Family, Recipe, Sampling, Score, Share, Vocabulary, drawn, one_line
 from gasam.lab.record import Metric
 
 TRANSLATED_AT_ONCE = 64
@@ -214,7 +204,7 @@ class Translation(Family[TransformerSettings]):
     def remarks(self) -> dict[str, Any]:
         return {"bleu_signature": bleu(["a"], ["a"])[1]}
 
-    def predict(self, model: nn.Module, inputs: Sequence[Any], options: PredictionOptions) -> list[dict[str, Any]]:
+    def predict(self, model: nn.Module, inputs: Sequence[Any], options: Sampling) -> list[dict[str, Any]]:
         lines = self.subwords[0].encode(inputs)
         _check_lengths("the input", lines)
         return [{"translation": text} for text in self.translate(model, lines)]

@@ -29,18 +29,7 @@ from gasam.family.sam_on import normalisation
 from gasam.lab.data.corpus import SPLITS, Corpus, Source, Split
 from gasam.lab.data.files import values
 from gasam.lab.errors import InputError, checked
-from gasam.lab.families.family import (
-    STRICT,
-    Family,
-    Layers,
-    PredictionOptions,
-    Recipe,
-    Score,
-    bootstrapped,
-    drawn,
-    example_count,
-    tensors,
-)
+from gasam.lab.families.family import STRICT, Family, Layers, Recipe, Sampling, Score, bootstrapped, drawn, tensors
 from gasam.lab.record import Metric
 from gasam.lab.tasks.task import Task
 
@@ -362,14 +351,14 @@ class OwnModel(Family[OwnSettings]):
         return Objective(self.file.losses or self._losses_alone, lambda found, batch: found)
 
     def _losses_alone(self, model: nn.Module, batch: Any) -> Tensor:
-        rows = torch.split(torch.arange(example_count(batch)), 1)
+        rows = torch.split(torch.arange(len(tensors(batch)[0])), 1)
         return torch.stack([self.loss(model, recursively_apply(itemgetter(row), batch), None)[0] for row in rows])
 
     def read_inputs(self, path: Path | None, column: str) -> Iterator[tuple[int, Any]]:
         return values(path)
 
     @torch.no_grad()
-    def predict(self, model: nn.Module, inputs: Sequence[Any], options: PredictionOptions) -> list[dict[str, Any]]:
+    def predict(self, model: nn.Module, inputs: Sequence[Any], options: Sampling) -> list[dict[str, Any]]:
         """What the file's `predict` returns: a dictionary for each input, or a value under the name `prediction`."""
         if self.file.predict is None:
             raise InputError("the task file has no predictions: define predict(model, inputs) in it and train again")

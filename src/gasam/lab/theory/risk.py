@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,16 +13,7 @@ from torch.autograd import grad
 from torch.utils.data import RandomSampler
 
 from gasam.analysis.corruption import displaced
-from gasam.analysis.objective import (
-    Batches,
-    Named,
-    Objective,
-    check_number,
-    check_whole,
-    each,
-    examined,
-    twice_differentiable,
-)
+from gasam.analysis.objective import Batches, Objective, check_number, check_whole, each, examined, twice_differentiable
 from gasam.analysis.per_example import example_gradients
 from gasam.analysis.products import connected, dense, second_derivative, split, split_views
 from gasam.lab.theory.divergence import Divergence, Numbers, probabilities
@@ -127,7 +118,7 @@ class Risk:
     float64, 2e-5 in float32.
     """
 
-    def __init__(self, problem: Problem, eta: float, weights: Named) -> None:
+    def __init__(self, problem: Problem, eta: float, weights: Mapping[str, Tensor]) -> None:
         self.problem, self.eta, self.ridge = problem, eta, problem.ridge
         self.names, self.weights = list(weights), list(weights.values())
         self.device = self.weights[0].device

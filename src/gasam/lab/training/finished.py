@@ -22,7 +22,7 @@ from gasam.analysis.objective import Objective
 from gasam.lab import record as records
 from gasam.lab.data.corpus import SPLITS, Split
 from gasam.lab.errors import InputError, checked
-from gasam.lab.families.family import VERSION, Encoded, Family, PredictionOptions, example_count
+from gasam.lab.families.family import VERSION, Encoded, Family, Sampling, example_count
 from gasam.lab.record import Record
 from gasam.lab.storage import read_json
 from gasam.lab.tasks import Origin
@@ -194,15 +194,15 @@ class FinishedRun:
         made = self.prediction_options(**options)
         return self.family.predict(self.model, inputs, made) if len(inputs) else []
 
-    def prediction_options(self, **given: Any) -> PredictionOptions:
+    def prediction_options(self, **given: Any) -> Sampling:
         """The options of predictions; raise if one is wrong, or is not for this model."""
-        options = checked(PredictionOptions, **given)
-        if options != PredictionOptions() and not self.family.continues_text:
+        options = checked(Sampling, **given)
+        if options != Sampling() and not self.family.continues_text:
             raise InputError(f"words, temperature and seed are for language models, but {self.name} is none")
         return options
 
     def answers(
-        self, numbered: Iterable[tuple[int, Any]], options: PredictionOptions, at_once: int | None = None
+        self, numbered: Iterable[tuple[int, Any]], options: Sampling, at_once: int | None = None
     ) -> Iterator[tuple[int, dict[str, Any] | None]]:
         """Predict inputs one after another, with only a few batches of them in memory; None for a blank one.
 
