@@ -8,7 +8,8 @@ from gasam.family import Kept, Method
 from gasam.family.friendly_sam import friendly_sam
 from gasam.family.gsam import gsam
 from gasam.family.look_sam import look_sam
-from gasam.family.one_pass import MovingAverage, momentum_sam, random_offsets
+from gasam.family.momentum_sam import MovingAverage, momentum_sam
+from gasam.family.random_offsets import random_offsets
 from gasam.family.sam_on import normalisation, sam_on
 from gasam.family.wsam import wsam
 from gasam.optimizer import SharpnessAware

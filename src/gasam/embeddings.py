@@ -77,7 +77,7 @@ class FreeLB:
             finite = finite.to(loss.device) & losses[-1].isfinite()
             if k < steps:
                 finite = self._climb(noises, finite)
-        self.last = Trace(losses, offsets=[norm.reshape(1) for norm in norms], finite=finite)
+        self.last = Trace(losses, passes=steps + 1, offsets=[norm.reshape(1) for norm in norms], finite=finite)
         return returned
 
     def _noisy_pass(self, function: Callable[[], Any], noises: list[Tensor], *, is_first: bool) -> tuple[Tensor, Any]:

@@ -187,6 +187,6 @@ def test_plain_training_has_no_walks_and_walks_that_are_not_finite_are_only_coun
     walks, accelerator = WalkMeans(torch.device("cpu")), Accelerator(cpu=True)
     for last, outcome in ((1.25, True), (float("nan"), False)):
         losses, norms = (torch.tensor(1.0), torch.tensor(last)), (torch.tensor(0.0), torch.tensor(0.5))
-        walks.add(Trace(losses, norms, torch.tensor(outcome)))
+        walks.add(Trace(losses, offsets=norms, finite=torch.tensor(outcome)))
     row = {"walks": 2, "strength": 1.0, "ratio": 0.25, "rise": 0.25}
     assert walks.row(accelerator, 2.0) == {"walk": row}

@@ -27,6 +27,7 @@ from gasam import (
     sam,
     same_noise,
 )
+from gasam.family.random_offsets import RandomDirection
 from gasam.lab.errors import InputError, checked
 from gasam.lab.families.family import Family
 from gasam.passes import plainly
@@ -344,8 +345,10 @@ def _size(
     if source == "paper":
         raise InputError(f"the paper has no epsilon for {method.name} on {task}: leave out --walks paper")
     perturbation, schedule = recommended()
-    size_of = {"budget": perturbation.budget, "cap": perturbation.cap, "walk_progress": schedule.progress}
-    return size_of | {"source": "recommended"}
+    size_of = {"budget": perturbation.budget, "cap": perturbation.cap}
+    if isinstance(method.preset.method, RandomDirection):  # which has no rise; each tensor moves as far as the cap
+        size_of = {"epsilon": perturbation.cap}
+    return size_of | {"walk_progress": schedule.progress, "source": "recommended"}
 
 
 def _refuse(method: Method, given: Mapping[str, Any]) -> None:

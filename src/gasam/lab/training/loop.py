@@ -60,15 +60,16 @@ class WalkMeans:
     """How far the walks of an epoch moved the weights, and by how much the loss rose, summed up on the device."""
 
     def __init__(self, device: torch.device) -> None:
-        self.walks, self.strength = 0, 0.0
+        self.walks, self.strength, self.rises = 0, 0.0, True  # whether a walk has a loss before it
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # finite walks, their |a|, their rise
 
     def add(self, trace: Trace) -> None:
         """Count a training step; one without a walk changes nothing."""
-        if len(trace.losses) == 1:
+        if trace.plain is not None:
             return
         self.walks += 1
         self.strength += trace.strength
+        self.rises = trace.first == 0
         norm, rise = trace.norms[-1].double(), trace.losses[-1].double() - trace.losses[0].double()
         numbers = torch.stack([torch.ones_like(norm), norm, rise])
         self.sums += torch.where(numbers.isfinite().all(), numbers, 0.0)
@@ -84,7 +85,7 @@ class WalkMeans:
         row: dict[str, Any] = {"walks": self.walks, "strength": self.strength / self.walks}
         if finite and weights:
             row["ratio"] = norm / finite / weights
-        if finite:
+        if finite and self.rises:
             row["rise"] = rise / finite
         return {"walk": row}
 
@@ -207,7 +208,7 @@ class Training:
         self.loss += loss
         progress.updates += 1
         assert self.sharp.last is not None
-        progress.passes += len(self.sharp.last.losses)
+        progress.passes += self.sharp.last.passes
         self.walks.add(self.sharp.last)
 
     def share(self, batch: Any) -> Any:
@@ -286,7 +287,7 @@ class Training:
         self.progress.loss = float(self.loss)
         state = {"model": self.weights(), "optimizer": self.optimizer.state_dict(), "carried": self.carried}
         state["walks"] = vars(self.walks)
-        if isinstance(self.sharp, SharpBackward) and (self.sharp.clock.schedule or self.sharp.kept):
+        if isinstance(self.sharp, SharpBackward) and self.sharp.has_state:
             state["schedule"] = gather_object([self.sharp.state_dict()])  # each process has its own losses
         norms = self.norms.state_dict() if self.norms is not None else None
         self.write(self.checkpoints.last, state | {"progress": asdict(self.progress), "norms": norms})

@@ -1,12 +1,11 @@
-"""Walks without a pass at w, so that a step costs one pass: along a moving average of gradients, or at random."""
+"""Momentum-SAM: SAM in one pass a step, along a moving average of earlier gradients."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from gasam.family import Kept, Method, Noise, Tensors
+from gasam.family import Kept, Method, Tensors
 from gasam.perturbation import Perturbation, check_at_least_zero, sam
 
 
@@ -48,27 +47,3 @@ def momentum_sam(
         decay: How slowly earlier gradients fade.
     """
     return sam(epsilon, norm, **options | {"method": MovingAverage(decay)})
-
-
-@dataclass(frozen=True)
-class RandomDirection(Method):
-    seed: int
-    clean_pass = False
-
-    def direction(self, g: None, kept: Kept) -> Noise:
-        """Another one in each optimizer step, the same for all its micro-batches and in all processes."""
-        return Noise(self.seed + kept.step)
-
-
-def random_offsets(share: float, *, seed: int = 0) -> Perturbation:
-    """One pass a step at w + a, where each weight of a tensor moves by plus or minus share times rms(w), at random.
-
-    Each tensor moves by `share` times its norm. Use it if weights will be disturbed at random, for example rounded to
-    few bits. Needs no memory beside w + a. The offsets depend on the seed and on the step alone.
-
-    Args:
-        share: |a_i| / |w_i|.
-        seed: Seed of the offsets.
-    """
-    walk = Perturbation(epsilon=share, norm=math.inf, scale="weight_rms", risk="final")
-    return replace(walk, method=RandomDirection(seed))

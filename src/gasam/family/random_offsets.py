@@ -1,0 +1,35 @@
+"""Random offsets: the loss at random weights nearby, in one pass a step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from gasam.family import Kept, Method, Noise
+from gasam.perturbation import Perturbation
+
+
+@dataclass(frozen=True)
+class RandomDirection(Method):
+    seed: int
+    clean_pass = False
+
+    def direction(self, g: None, kept: Kept) -> Noise:
+        """Another one in each optimizer step, the same for all its micro-batches and in all processes."""
+        return Noise(self.seed + kept.step)
+
+
+def random_offsets(
+    epsilon: float | None = None, norm: float = math.inf, *, seed: int = 0, **options: Any
+) -> Perturbation:
+    """One pass a step at w + a, where each weight of tensor i moves by plus or minus epsilon rms(w_i), at random.
+
+    So epsilon is |a_i| / |w_i|. Use it if weights will be disturbed at random, for example rounded to few bits, and as
+    the control of every walk with a direction. Needs no memory beside w + a.
+
+    Args:
+        seed: The offsets depend on it and on the number of the optimizer step.
+    """
+    preset: dict[str, Any] = {"scale": "weight_rms", "risk": "final", "method": RandomDirection(seed)}
+    return Perturbation(epsilon=epsilon, norm=norm, **preset | options)
