@@ -26,7 +26,7 @@ CASES = {
     "learn digits": "No such command 'learn'; see `gasam --help`",
     "train digits --set depth=3": "there is no setting 'depth': there are epochs, batch,",
     "train digits --set batch": "--set must look like name=value, got 'batch'",
-    "train digits --settings-from torn.json": "--settings-from must name a file that `gasam tune` wrote: torn.json is",
+    "train digits --settings-from torn.json": "torn.json is not a file that `gasam tune` wrote: ",
     "train digits --method sam --norm x": "--norm must be a number, got 'x'",
     "train imdb --train good.csv": "imdb has its own data: --train, --valid and --test are only for classify, lm and",
     "train imdb --data-dir nowhere": "imdb needs imdb/train.jsonl.gz, which is not in nowhere: run `gasam",

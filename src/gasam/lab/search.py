@@ -239,7 +239,7 @@ class Finding(BaseModel):
 
 def read(file: Path) -> Finding:
     """Read what a search has found."""
-    return read_as(Finding, "what a search found", file)
+    return read_as(Finding, "a file that `gasam tune` wrote", file)
 
 
 def gains(plain: Sequence[Record], runs: Sequence[Record]) -> list[float]:
@@ -433,20 +433,16 @@ class Driver:
         ended = self.study.get_trials(states=(TrialState.COMPLETE, TrialState.FAIL))
         unlike = {in_words(trial.params): trial for trial in ended}  # equal trials have equal scores
         best = sorted(unlike.values(), key=self.gain, reverse=True)
-        scored = [trial for trial in best if trial.value is not None]
-        close = [trial for trial in scored if self.gain(best[0]) - self.gain(trial) <= noise_of(plain[0])]
-        finalists = [(trial.params, self.with_seeds(trial.params, asked.seeds)) for trial in close[:FINALISTS]]
+        least = self.gain(best[0]) - noise_of(plain[0])
+        close = [trial.params for trial in best if trial.value is not None and self.gain(trial) >= least]
+        finalists = [(params, self.with_seeds(params, asked.seeds)) for params in close[:FINALISTS]]
         values, gain, sentence = choose(asked, plain, finalists)
         scores = {name: [trial.value] for name, trial in unlike.items()}
         scores |= {in_words(params): [run.valid for run in runs] for params, runs in finalists}
-        trials = [
-            {
-                "values": trial.params,
-                "valid": [score for score in scores[in_words(trial.params)] if score is not None],
-                "chosen": trial.params == values,
-            }
-            for trial in best
-        ]
+        trials: list[dict[str, Any]] = []
+        for trial in best:
+            valid = [score for score in scores[in_words(trial.params)] if score is not None]
+            trials.append({"values": trial.params, "valid": valid, "chosen": trial.params == values})
         plan, changed = asked.plan(values), {**asked.settings, **values}
         walk = {*WALK & values.keys()} | ({"walk_progress"} if "budget" in values else set())
         return Finding(

@@ -161,10 +161,6 @@ def _named(found: Sequence[AnalysisRecord], labels: Labels) -> dict[str, Analysi
     return named
 
 
-def norm_name(norm: float) -> str:
-    return "L-inf" if norm == float("inf") else f"L{norm:g}"
-
-
 def example_count(found: Sequence[AnalysisRecord]) -> str:
     """The number of examples that were used, which is smaller than `rows` if a split has fewer."""
     counts = [each.examples or each.options["rows"] for each in found]

@@ -14,7 +14,8 @@ from torch import nn
 from gasam.analysis.corruption import pruned, quantised
 from gasam.analysis.objective import examined
 from gasam.analysis.robustness import TABLE4, Point, half_radius, robustness
-from gasam.lab.analyses.analysis import Analysis, Cells, Found, Progress, as_numbers, example_count, norm_name
+from gasam.lab.analyses.analysis import Analysis, Cells, Found, Progress, as_numbers, example_count
+from gasam.lab.methods import in_words
 from gasam.lab.record import AnalysisRecord
 from gasam.lab.training.finished import FinishedRun
 
@@ -81,10 +82,7 @@ class Attack(Analysis):
         for name, compress in COMPRESSIONS.items():
             with torch.no_grad(), examined(run.model), compress(run.model):
                 compressed[name] = run.score(run.model, "test", self.judged)
-        return vars(curve) | {
-            "half_radius": half_radius(curve),
-            "compressed": compressed,
-        }
+        return vars(curve) | {"half_radius": half_radius(curve), "compressed": compressed}
 
     def table_rows(self, found: Mapping[str, AnalysisRecord]) -> list[Cells]:
         """A row for each corruption and a column for each run, as in Table 4."""
@@ -96,7 +94,7 @@ class Attack(Analysis):
 
     def _metrics(self, record: AnalysisRecord) -> dict[tuple[int, float, str], str]:
         """The metric under each corruption, and its difference to the clean one. The keys sort as the rows do."""
-        found, clean, ball = record.found, float(record.found["clean_metric"]), norm_name(self.norm)
+        found, clean, ball = record.found, float(record.found["clean_metric"]), in_words("norm", self.norm)
         metrics = {(0, 0.0, "none"): _shown(clean)}
         if found["higher_is_better"] and found["floor"]:
             metrics[0, 1.0, "a model that knows nothing"] = _shown(found["floor"])
@@ -122,7 +120,7 @@ class Attack(Analysis):
         return [(point["radius"], float(point["metric"])) for point in (clean, *record.found["points"])]
 
     def style(self, record: AnalysisRecord) -> dict[str, Any]:
-        floor, higher, ball = record.found["floor"], record.found["higher_is_better"], norm_name(self.norm)
+        floor, higher, ball = record.found["floor"], record.found["higher_is_better"], in_words("norm", self.norm)
         marks = [{"y": floor, "text": f"chance: {_shown(floor)}"}] if higher and floor else []
         axes = {"x": f"radius in {ball}", "y": _metric(record), "log": "x" if higher else "xy"}
         return axes | {"title": f"attacked in {ball}", "marks": marks}

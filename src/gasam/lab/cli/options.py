@@ -142,11 +142,7 @@ class Settings:
         given = assignments("--set", self.set) | ({} if self.epochs is None else {"epochs": self.epochs})
         if self.settings_from is None:
             return given
-        try:
-            found = search.read(self.settings_from)
-        except InputError as error:
-            reason = str(error).removesuffix("; delete it and run again")
-            raise InputError(f"--settings-from must name a file that `gasam tune` wrote: {reason}") from None
+        found = search.read(self.settings_from)
         if (found.task, found.size) != (name_of(task), size or find(task).default_size):
             raise InputError(
                 f"{self.settings_from} has the settings of {found.task}, size {found.size}: use it with these"

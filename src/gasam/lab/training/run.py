@@ -73,10 +73,7 @@ def record_of(training: Training, split: Split) -> Record:
     scores: dict[str, Any] = {"valid": None, "test": None}
     weights = training.chosen_weights()
     if weights is not None:
-        try:
-            model.load_state_dict(weights)
-        except (RuntimeError, TypeError):  # weights of another model
-            raise training.checkpoints.damaged(training.checkpoints.best) from None
+        model.load_state_dict(weights)
         model.eval()
         for each in dict.fromkeys(("valid", split)):
             value, error = family.measure(model, each)
