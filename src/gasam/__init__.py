@@ -14,8 +14,9 @@ from gasam.family.sam_on import normalisation, sam_on
 from gasam.family.wsam import wsam
 from gasam.optimizer import SharpnessAware
 from gasam.passes import Pass
-from gasam.perturbation import Perturbation, asam, ga_sam, layer_sam, multi_step_defense, recommended, sam
+from gasam.perturbation import Perturbation, asam, ga_sam, layer_sam, multi_step_defense, sam
 from gasam.range_test import RangeTest, range_test
+from gasam.recommended import recommended
 from gasam.scales import SCALES, Group, Weight
 from gasam.schedule import Schedule
 from gasam.trace import Trace

@@ -17,7 +17,8 @@ from gasam.fold import Fold
 from gasam.mistakes import checked_once, look_at_function, warn_of_statistics
 from gasam.parameters import Entry, Parameters, read, weights_of
 from gasam.passes import Around, Backward, GradientScale, Pass, uninterrupted
-from gasam.perturbation import Perturbation, chosen
+from gasam.perturbation import Perturbation
+from gasam.recommended import Setting, chosen
 from gasam.schedule import Clock, Schedule, StrengthOfStep
 from gasam.trace import BETWEEN, LEARNING, OFF, WAITING, Trace, Watch
 from gasam.walk import walk
@@ -56,7 +57,8 @@ class SharpBackward:
             parameters that must not move into a group with "perturb": False. If you leave trained parameters out, their
             gradients are wrong in two cases: if the risk is "final", as in SAM, or a method's, they accumulate the
             gradients of all K+1 passes, and with a schedule weight other than 1 they are not rescaled.
-        perturbation: The walk, for example `ga_sam(1e-4)`. None means `recommended()`, with its schedule.
+        perturbation: The walk, for example `ga_sam(1e-4)`, or a pair with its schedule, as `recommended(passes=1)`
+            returns it. None means `recommended()`.
         schedule: When to walk and how strongly: a `Schedule`, or a function from the step to a strength in [0, 1].
             None means full strength in every step, unless `perturbation` is None.
         backward: Called instead of `loss.backward()`, for example `accelerator.backward`. With risk "mean" it receives
@@ -80,7 +82,7 @@ class SharpBackward:
     def __init__(
         self,
         model: Parameters,
-        perturbation: Perturbation | None = None,
+        perturbation: Perturbation | Setting | None = None,
         *,
         schedule: Schedule | StrengthOfStep | None = None,
         backward: Backward = torch.Tensor.backward,
@@ -234,6 +236,11 @@ class SharpBackward:
     def check_directions(self, *, has_ascent: bool) -> None:
         """Raise if the step has no clean gradient of the whole batch, and the schedule or the method needs it."""
         method = self.perturbation.method
+        if self.perturbation.needs_ascent and not has_ascent and self.walks():
+            raise ValueError(
+                "this perturbation has needs_ascent=True, because a step without `ascent` costs whole passes: call "
+                "sharp(lambda: loss_of(batch), ascent=lambda: loss_of(part))"
+            )
         if not has_ascent and (method is None or method.clean_pass):
             return
         if self.clock.weight != 1:

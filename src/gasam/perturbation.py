@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +12,7 @@ from torch import nn
 
 from gasam.family import Method
 from gasam.scales import SCALES, Scale, Weight
-from gasam.schedule import Schedule, StrengthOfStep, is_number, is_whole
+from gasam.schedule import Schedule, is_number, is_whole
 
 Risk = Literal["mean", "final"]
 PerturbModule = Callable[[nn.Module], bool]
@@ -45,6 +44,7 @@ class Perturbation:
             T is still computed from the gradient, and a budget is the rise along what the walk climbs.
         perturb: A function of a module that says whether its own parameters move, as "perturb" in a parameter group.
             Needs the model. None means that all parameters move.
+        needs_ascent: Refuse calls of SharpBackward without `ascent`, which would cost K+1 whole passes.
     """
 
     epsilon: float | None = None
@@ -59,6 +59,7 @@ class Perturbation:
     floor: float = 1e-8
     method: Method | None = None
     perturb: PerturbModule | None = None
+    needs_ascent: bool = False
 
     def __post_init__(self) -> None:
         if (self.epsilon is None) == (self.budget is None):
@@ -154,37 +155,6 @@ def _preset(options: dict[str, Any], **preset: Any) -> Perturbation:
     if "rho" in options:
         raise TypeError(f"rho is called epsilon here: write sam(epsilon={options['rho']!r})")
     return Perturbation(**preset | options)
-
-
-def recommended() -> tuple[Perturbation, Schedule]:
-    """The default settings: GA-SAM with a loss budget and a cap, at full strength once the loss has fallen.
-
-    SharpBackward and SharpnessAware use them if you give no perturbation. The guide compares them with other candidates
-    on held-out data. No candidate was clearly better. With norm 2, classifiers gained and language models lost. A cap
-    of 0.02 or a budget of 0.3 made no clear difference.
-    """
-    return ga_sam(budget=0.1, cap=0.01), Schedule(progress=0.2)
-
-
-def chosen(
-    perturbation: Perturbation | None, schedule: Schedule | StrengthOfStep | None
-) -> tuple[Perturbation, Schedule | StrengthOfStep | None]:
-    """The user's choice, checked, or the recommended perturbation; its usual schedule, unless the user gave one."""
-    if perturbation is None:
-        perturbation, usual = recommended()
-        return perturbation, usual if schedule is None else schedule
-    check_perturbation(perturbation)
-    if perturbation.budget and perturbation.cap is None:
-        warnings.warn(
-            "a budget without a cap does not bound epsilon, which grows as the gradient vanishes: add a cap, as in "
-            "ga_sam(budget=0.1, cap=0.01)",
-            UserWarning,
-            stacklevel=3,
-        )
-    if schedule is None and perturbation.method is not None:
-        schedule = perturbation.method.usual_schedule
-    check_schedule(perturbation, schedule)
-    return perturbation, schedule
 
 
 def check_perturbation(value: object) -> None:

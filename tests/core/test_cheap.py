@@ -10,7 +10,18 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gasam import MovingAverage, Schedule, SharpBackward, SharpnessAware, asam, ga_sam, gsam, random_offsets, sam
+from gasam import (
+    MovingAverage,
+    Schedule,
+    SharpBackward,
+    SharpnessAware,
+    asam,
+    ga_sam,
+    gsam,
+    random_offsets,
+    recommended,
+    sam,
+)
 from problems import TEN_WALKS, Wavy, at_home, closure_of, gradient_of, loss_of, network, reference_walk, shapes_of
 from tolerances import EXACT, error, flat, same_bits
 
@@ -248,3 +259,29 @@ def test_a_failure_leaves_weights_gradients_and_the_average(where):
         sharp(function, ascent=fails(1) if where == "ascent" else None)
     assert same_bits([p.grad for p in model.parameters()], before)
     assert str(sharp.state_dict()) == str(state)
+
+
+def test_a_recommended_walk_costs_what_its_name_says():
+    """Passes of 20 steps, where a pass on a quarter of the batch counts as a quarter."""
+    passes, model = {}, network()
+    for cost in (2, 1.25, 1.1, 1, "rounding"):
+        walk, schedule = recommended(cost)
+        always = dataclasses.replace(schedule, progress=None)
+        sharp, seen = SharpBackward(model, (walk, always), total_steps=20), 0.0
+        ascent = {"ascent": loss_of(model, rows=3)} if walk.needs_ascent else {}
+        for _ in range(20):
+            sharp(loss_of(model), **ascent)
+            seen += len(sharp.last.losses) + (0.25 if sharp.last.ascent_loss is not None else 0)
+        passes[cost] = seen / 20
+    assert passes == {2: 2.0, 1.25: 1.25, 1.1: 1.1, 1: 1.0, "rounding": 1.0}
+
+
+def test_a_recommended_walk_refuses_to_cost_more():
+    model = network()
+    walk = recommended(1.25)[0]
+    with pytest.raises(ValueError, match="needs_ascent"):
+        SharpBackward(model, walk)(loss_of(model))
+    with pytest.raises(ValueError, match="total_steps"):
+        SharpBackward(model, recommended(1.1))(loss_of(model))
+    with pytest.raises(ValueError, match=r"2, 1\.25, 1\.1, 1, 'rounding', got 3"):
+        recommended(3)

@@ -18,7 +18,8 @@ from gasam.backward import METHOD, SharpBackward
 from gasam.contexts import same_noise
 from gasam.integrations import require
 from gasam.integrations.first_pass import FirstPass, check_optimizers, check_order, check_parts, knows_all, shadowed
-from gasam.perturbation import Perturbation, chosen
+from gasam.perturbation import Perturbation
+from gasam.recommended import chosen
 from gasam.scales import reads_gradient
 from gasam.schedule import Schedule, StrengthOfStep
 

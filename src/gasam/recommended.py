@@ -1,0 +1,59 @@
+"""`recommended`, the settings to begin with, by what a training step may cost."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal
+
+from gasam.family.momentum_sam import MovingAverage
+from gasam.family.random_offsets import random_offsets
+from gasam.perturbation import Perturbation, check_perturbation, check_schedule, ga_sam
+from gasam.schedule import Schedule, StrengthOfStep
+
+Setting = tuple[Perturbation, Schedule]
+_PROGRESS = Schedule(progress=0.2)
+_SETTINGS: dict[float | str, Setting] = {
+    2: (ga_sam(budget=0.1, cap=0.01), _PROGRESS),
+    1.25: (ga_sam(budget=0.1, cap=0.01, needs_ascent=True), _PROGRESS),
+    1.1: (ga_sam(budget=0.1, cap=0.01), Schedule(start=0.9)),
+    1: (ga_sam(budget=0.1, cap=0.01, method=MovingAverage(0.0)), _PROGRESS),
+    "rounding": (random_offsets(0.05), Schedule(start=0.9)),
+}
+DEFAULT = 2
+
+
+def recommended(passes: float | Literal["rounding"] = DEFAULT) -> Setting:
+    """The perturbation and its schedule by cost, to be used as in `SharpBackward(model, recommended(passes=1))`.
+
+    Args:
+        passes: 2: GA-SAM, at full strength once the loss has fallen by a fifth. 1.25: the same with
+            `ascent=` a quarter of the batch. 1.1: the same in the last tenth of training, which needs `total_steps`.
+            1: along the gradient of the last step. "rounding": one pass at random offsets in the last tenth of
+            training, for a model that will be rounded to few bits; needs `total_steps`.
+    """
+    if passes not in _SETTINGS:
+        raise ValueError(f"passes must be one of {', '.join(map(repr, _SETTINGS))}, got {passes!r}")
+    return _SETTINGS[passes]
+
+
+def chosen(
+    perturbation: Perturbation | Setting | None, schedule: Schedule | StrengthOfStep | None
+) -> tuple[Perturbation, Schedule | StrengthOfStep | None]:
+    """The user's choice, checked, or the recommended perturbation; its usual schedule, unless the user gave one."""
+    if perturbation is None:
+        perturbation = recommended()
+    if isinstance(perturbation, tuple):
+        perturbation, usual = perturbation
+        schedule = usual if schedule is None else schedule
+    check_perturbation(perturbation)
+    if perturbation.budget and perturbation.cap is None:
+        warnings.warn(
+            "a budget without a cap does not bound epsilon, which grows as the gradient vanishes: add a cap, as in "
+            "ga_sam(budget=0.1, cap=0.01)",
+            UserWarning,
+            stacklevel=3,
+        )
+    if schedule is None and perturbation.method is not None:
+        schedule = perturbation.method.usual_schedule
+    check_schedule(perturbation, schedule)
+    return perturbation, schedule
