@@ -89,9 +89,6 @@ class Trace:
 
     Attributes:
         losses: L(w + a_k) for k = `first`..K, as the loss function returned them.
-        first: 0, or the first k at which the loss function was run if it was not run at the weights w.
-        ascent_loss: What `ascent` returned at w; None if it was not given.
-        passes: The number of forward and backward passes, those of `ascent` included.
         offsets: |a_i| of each group for k = 1..K. FreeLB's noise has a length for k = 0 as well.
         finite: Whether all losses, gradients and scales were finite.
         plain: The reason for a plain pass; None for a walk.
@@ -99,12 +96,12 @@ class Trace:
         loss_scale: The losses divided by the mean loss; None if it is not known.
         step: The number of the optimizer step.
         groups: What was measured; None in other steps.
+        first: 0, or the first k at which the loss function was run if it was not run at the weights w.
+        ascent_loss: What `ascent` returned at w; None if it was not given.
+        passes: The number of forward and backward passes, those of `ascent` included.
     """
 
     losses: list[Tensor]
-    first: int = 0
-    ascent_loss: Tensor | None = None
-    passes: int = 1
     offsets: list[Tensor] = field(default_factory=list)
     finite: Tensor | bool = True
     plain: str | None = None
@@ -112,6 +109,9 @@ class Trace:
     loss_scale: Tensor | float | None = 1.0
     step: int = 0
     groups: Measured | None = None
+    first: int = 0
+    ascent_loss: Tensor | None = None
+    passes: int = 1
     sampled: Trace | None = None  # of the last measured walk, if this one was not measured
     too_steep: bool = False  # whether the last 20 measured walks were
 
