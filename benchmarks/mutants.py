@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 GOAL = 0.95
 
 WALK = "tests/core/test_walk.py tests/core/test_properties.py tests/core/test_size.py"
-RESTORE = "tests/core/test_restore.py tests/core/test_faults.py tests/core/test_sparse.py"
+RESTORE = "tests/core/test_restore.py tests/core/test_exchange.py tests/core/test_faults.py tests/core/test_sparse.py"
 FOLD = "tests/core/test_backward.py tests/core/test_optimizer.py tests/core/test_loops.py tests/core/test_schedule.py"
 PRECISION = "tests/core/test_precision.py"
 SCHEDULE = "tests/core/test_schedule.py"
@@ -41,31 +41,31 @@ MUTANTS = (
     # The walk
     Mutant("walk.py", "pow_(1 / (p - 1))", "pow_(1 / p)", WALK),
     Mutant("walk.py", "length.clamp(min=1.0).reciprocal()", "length.reciprocal()", WALK),
-    Mutant("walk.py", "direction.factor * min(1.0, stride)", "direction.factor * stride", WALK),
-    Mutant("walk.py", "self._direction.factor * stride, self._is_finite()", "self._direction.factor, self._is_finite()", WALK),
+    Mutant("walk.py", "self._factor * min(1.0, stride)", "self._factor * stride", WALK),
+    Mutant("walk.py", "groups.spread(self._factor * stride)", "groups.spread(self._factor)", WALK),
     Mutant("walk.py", "position.clamp_(-1.0, 1.0)", "position", WALK),
-    Mutant("walk.py", "size * inverse(slope)", "self._one * size", WALK),
-    Mutant("walk.py", "self.plan.size * strength", "self.plan.size", WALK + " " + SCHEDULE),
+    Mutant("walk.py", "self.size * inverse(slope / self._scale)", "self._one * self.size", WALK),
+    Mutant("walk.py", "plan.size * strength", "plan.size", WALK + " " + SCHEDULE),
     Mutant("walk.py", "norms > limits", "norms < limits", WALK),
-    Mutant("walk.py", "factor, norms = factor * shrinking, norms * shrinking", "norms = norms * shrinking", WALK),
-    Mutant("walk.py", "self._clean_squares / self._gradient_scale**2", "self._clean_squares", WALK + " tests/core/test_loops.py"),
-    Mutant("walk.py", "factor = excess * rescale(excess * length)", "factor = rescale(excess * length)", WALK),
-    Mutant("walk.py", "if k > 1:\n                ascent.read_gradient(seen)", "if k > 2:\n                ascent.read_gradient(seen)", WALK),
-    Mutant("walk.py", "if finite is False:\n            self.weights.home()", "if False:\n            self.weights.home()", PRECISION),
+    Mutant("walk.py", "factor * self._shrinking(factor, self._lengths)", "factor", WALK),
+    Mutant("walk.py", "sums[\"gradient\"] / self._scale**2", "sums[\"gradient\"]", WALK + " tests/core/test_loops.py"),
+    Mutant("walk.py", "rescale(excess * lengths.sum() ** (1 / p))", "rescale(lengths.sum() ** (1 / p))", WALK),
+    Mutant("walk.py", "self._find_direction(self._read(seen))", "self._read(seen)", WALK),
+    Mutant("walk.py", "torch.where(torch.as_tensor(finite), self._epsilon * self._T * factor, 0.0)", "self._epsilon * self._T * factor", PRECISION),
     # The scales
     Mutant("scales.py", "(group.size / group.total).sqrt()", "(group.size / group.total)", WALK),
     Mutant("scales.py", "return group.weight * group.inverse_gradient", "return group.inverse_gradient", WALK),
     Mutant("scales.py", "group.weight / group.size.clamp(min=1).sqrt()", "group.weight", WALK),
-    Mutant("scales.py", "masked_fill_(gradient == 0, 0.0)", "masked_fill_(gradient == 0, 1.0)", WALK),
+    Mutant("scales.py", "masked_fill_(gradient == 0, 0.0)", "masked_fill_(gradient == 0, 1.0)", PRECISION),
     Mutant("scales.py", "torch.maximum(gradient,", "torch.minimum(gradient,", WALK),
     Mutant("scales.py", "SMALLEST_WEIGHTS * sizes.sqrt() * rms_weight", "SMALLEST_WEIGHTS * rms_weight", WALK),
     Mutant("scales.py", "torch.where(value > 0, 1 / value, 0.0)", "1 / value", WALK + " " + PRECISION),
     # The exchange of pointers and the restore
     Mutant("weights.py", "self._point(self._own)", "pass", RESTORE),
     Mutant("weights.py", "self._point(self._away)", "pass", WALK),
-    Mutant("weights.py", "copy_all(self._in_place, self._copies)", "pass", RESTORE),
-    Mutant("weights.py", "copy_all(self._copies, self._in_place)", "pass", RESTORE),
-    Mutant("weights.py", "operand.memory.index_copy_(0, operand.rows, operand.source)", "pass", RESTORE),
+    Mutant("weights.py", "copy_all(*self._written)", "pass", RESTORE),
+    Mutant("weights.py", "copy_all(self._copies, self._copied)", "pass", RESTORE),
+    Mutant("weights.py", "operand.memory.copy_(operand.source)", "pass", RESTORE),
     Mutant("weights.py", "increment_version(self._plain)", "pass", RESTORE),
     Mutant("weights.py", "            self.walking = False\n            self.home()", "            self.walking = False", RESTORE),
     Mutant("weights.py", "known.stride() != memory.stride()", "False", RESTORE),
@@ -76,7 +76,7 @@ MUTANTS = (
     Mutant("fold.py", "(k == 0 and self._weight != 1)", "False", FOLD),
     Mutant("fold.py", "own.detach().add_(total)", "own.detach().copy_(total)", FOLD),
     Mutant("fold.py", "gradient.clone() if factor == 1", "gradient if factor == 1", FOLD + " " + RESTORE),
-    Mutant("fold.py", "1 / self._factors[0])", "1)", PRECISION + " " + FOLD),
+    Mutant("fold.py", "self._shares[k] / self._factors[k]", "self._shares[k]", PRECISION + " " + FOLD),
     Mutant("fold.py", "own.mul_(ratio) if _can_be_written(own) else own * ratio", "own", FOLD),
     Mutant("fold.py", "return total.add_(gradient, alpha=factor)", "return total", FOLD + " " + WALK),
     Mutant("fold.py", "own.detach().copy_(copy)", "pass", RESTORE),

@@ -63,11 +63,9 @@ def loader(data):
     return DataLoader(data, batch_size=None)
 
 
-def fit(module, data, **options):
-    validation = options.pop("validation", None)
-    checkpoint = options.pop("ckpt_path", None)
+def fit(module, data, *, validation=None, ckpt_path=None, **options):
     trainer = lightning.Trainer(**QUIET | options)
-    trainer.fit(module, loader(data), loader(validation) if validation else None, ckpt_path=checkpoint)
+    trainer.fit(module, loader(data), loader(validation) if validation else None, ckpt_path=ckpt_path)
     return trainer
 
 
@@ -78,11 +76,11 @@ def plain_loop(
     """The same training without Lightning, or without Accelerate where the rate is constant, gamma=1."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     rates = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=gamma)
-    scale = scaler.scale if scaler else lambda loss: loss
-    options = {"around": around, "schedule": schedule, "accumulation": accumulate}
+    scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
     sharp = SharpBackward(
-        model.parameters(), perturbation, backward=lambda loss: scale(loss / accumulate).backward(), **options
-    )
+        model.parameters(), perturbation, backward=lambda loss: scaler.scale(loss / accumulate).backward(),
+        around=around, schedule=schedule, accumulation=accumulate,
+    )  # fmt: skip
 
     def loss():
         with autocast():
@@ -92,15 +90,11 @@ def plain_loop(
     for i, (x, y) in enumerate(data):  # noqa: B007 - the loss function reads them
         losses.append(sharp(loss).item())
         if (i + 1) % accumulate == 0:
-            if scaler:
-                scaler.unscale_(optimizer)
+            scaler.unscale_(optimizer)
             if clip:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
-            if scaler:
-                scaler.step(optimizer)
-                scaler.update()
-            else:
-                optimizer.step()
+            scaler.step(optimizer)
+            scaler.update()
             optimizer.zero_grad()
             rates.step()
     return losses
