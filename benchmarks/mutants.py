@@ -48,7 +48,7 @@ MUTANTS = (
     Mutant("walk.py", "plan.size * strength", "plan.size", WALK + " " + SCHEDULE),
     Mutant("walk.py", "norms > limits", "norms < limits", WALK),
     Mutant("walk.py", "factor * self._shrinking(factor, self._lengths)", "factor", WALK),
-    Mutant("walk.py", "sums[\"gradient\"] / self._scale**2", "sums[\"gradient\"]", WALK + " tests/core/test_loops.py"),
+    Mutant("walk.py", "self._one) / self._scale**2", "self._one)", WALK + " tests/core/test_loops.py"),
     Mutant("walk.py", "rescale(excess * lengths.sum() ** (1 / p))", "rescale(lengths.sum() ** (1 / p))", WALK),
     Mutant("walk.py", "self._find_direction(self._read(seen))", "self._read(seen)", WALK),
     Mutant("walk.py", "torch.where(torch.as_tensor(finite), self._epsilon * self._T * factor, 0.0)", "self._epsilon * self._T * factor", PRECISION),

@@ -56,6 +56,18 @@ def test_element_wise_scales_stay_finite_with_vanishing_gradients(scale, norm):
     assert found.abs().max() <= 1.001 * 1e-3 * 1e8  # the floor: T is at most 1e8 times a weight of 1
 
 
+@pytest.mark.parametrize("scale", ["gradient_strength", "weight_over_gradient", "inverse_gradient"])
+def test_a_weight_without_a_gradient_in_the_clean_pass_stays_home_in_all(scale):
+    weight = torch.ones(2, requires_grad=True)
+
+    def evaluate(k: int) -> Pass:
+        weight.grad = torch.tensor([float(k), 1.0])
+        return Pass(torch.tensor(1.0))
+
+    walk = Perturbation(epsilon=0.1, scale=scale, granularity="element", steps=2)
+    assert [value != 0 for value in climbed([("w", weight)], evaluate, walk)[2].offset[0]] == [False, True]
+
+
 RAMP = torch.linspace(1e-4, 1e-3, 50)
 INVERSE = Perturbation(epsilon=1e-8, scale="inverse_gradient")
 NARROW = {
