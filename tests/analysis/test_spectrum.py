@@ -13,7 +13,7 @@ from gasam.analysis.objective import CrossEntropy, Objective, SquaredError
 from gasam.analysis.per_example import factored
 from gasam.analysis.spectrum import spectral_density, top_eigenvalues
 from problems import batch, network
-from tolerances import error
+from tolerances import error, flat
 
 # Values against dense ones, as a share of the largest: Lanczos stops at residuals of 1e-8.
 VALUES = 1e-6
@@ -80,21 +80,14 @@ def test_fisher_of_squared_errors():
         assert error(found.values, expected[:30]) < VALUES
 
 
-@pytest.fixture(scope="module")
-def large():
+def test_top_fifty_of_a_hundred_thousand_weights():
     torch.manual_seed(4)
     model = nn.Sequential(nn.Embedding(1000, 60), nn.Flatten(), nn.Linear(300, 130), nn.Tanh(), nn.Linear(130, 5))
-    tokens, classes = torch.randint(1000, (80, 5)), torch.randint(5, (80,))
-    return model.double(), [(tokens[:50], classes[:50]), (tokens[50:], classes[50:])]
-
-
-def test_top_fifty_of_a_hundred_thousand_weights(large):
-    model, batches = large
-    lines = []
-    for tokens, classes in batches:
-        for t, c in zip(tokens, classes, strict=True):
-            parts = torch.autograd.grad(cross_entropy(model(t[None]), c[None]), list(model.parameters()))
-            lines.append(torch.cat([part.reshape(-1) for part in parts]))
+    model, tokens, classes = model.double(), torch.randint(1000, (80, 5)), torch.randint(5, (80,))
+    batches, lines = [(tokens[:50], classes[:50]), (tokens[50:], classes[50:])], []
+    for t, c in zip(tokens, classes, strict=True):
+        parts = torch.autograd.grad(cross_entropy(model(t[None]), c[None]), list(model.parameters()))
+        lines.append(flat(parts))
     rows = torch.stack(lines)
     expected = torch.linalg.eigvalsh(rows @ rows.T / len(rows)).flip(0)[:50]
     # 0.02 GiB hold a third of the gradients: several passes.

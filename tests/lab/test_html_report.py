@@ -116,6 +116,9 @@ def test_many_configurations_begin_with_the_main_ones():
 
 
 def test_the_command_lists_the_runs_and_writes_the_page(command, tmp_path):
+    empty = command("report", tmp_path)
+    assert empty.code == 2
+    assert empty.err == f"gasam: no records in {tmp_path}: train something first, or name another folder\n"
     folder = tmp_path / "runs"
     for each in digits():
         records.write(folder / f"{each.name}.json", each)
@@ -131,12 +134,6 @@ def test_the_command_lists_the_runs_and_writes_the_page(command, tmp_path):
     assert [answer["standing"] for answer in told["answers"]] == ["better"]
     assert len(told["runs"]) == len(command("report", folder, "--csv").out.splitlines()) - 1 == len(digits())
     assert command("report", folder, "--csv", "--json").code == 2
-
-
-def test_an_empty_folder_gets_one_sentence(command, tmp_path):
-    ended = command("report", tmp_path)
-    assert ended.code == 2
-    assert ended.err == f"gasam: no records in {tmp_path}: train something first, or name another folder\n"
 
 
 def drawn(found):
