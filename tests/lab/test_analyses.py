@@ -45,8 +45,8 @@ def subject(two):
 
 
 def measured(which, run, folder) -> AnalysisRecord:
-    [job] = measure_all(which, [run], folder, Origin(), LocalEngine(1), cpu=True)
-    return job.record
+    [found] = measure_all(which, [run], folder, Origin(), LocalEngine(1), cpu=True)
+    return found
 
 
 def by_attack(subject):

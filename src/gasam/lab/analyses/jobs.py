@@ -13,7 +13,7 @@ from typing import Any
 from gasam.analysis.objective import plain_value
 from gasam.lab import record
 from gasam.lab.analyses.analysis import Analysis, Progress
-from gasam.lab.engines.engine import Engine, Files, Job, OnEvent, do_all, read_files, write_files
+from gasam.lab.engines.engine import Engine, Files, Job, OnEvent, do_all, raise_failed, read_files, write_files
 from gasam.lab.engines.local import LocalEngine
 from gasam.lab.errors import InputError
 from gasam.lab.record import AnalysisRecord, Summary
@@ -41,10 +41,10 @@ def measure_all(
     on_event: OnEvent = lambda job, event: None,
     *,
     cpu: bool = False,
-) -> list[AnalysisJob]:
+) -> list[AnalysisRecord]:
     """Analyse finished runs: one by one in this process, each with all cores, or as jobs of a cluster.
 
-    Existing records are only read, and interrupted measurements are continued.
+    Existing records are only read, and interrupted measurements are continued. Raises `RunFailedError` if a job fails.
 
     Args:
         analysis: What to measure.
@@ -69,13 +69,14 @@ def measure_all(
         jobs.append(job)
     if not here:
         do_all(jobs, folder, engine, on_event, measured)
+        raise_failed(jobs)
     for job in jobs:
-        if job.record is None and here:
+        if job.record is None:
             # Bound now, because `job` is another one in the next round.
             on_update = partial(lambda own, text: on_event(own, ("update", text)), job)
             job.record = measured(job, folder, on_update)
             on_event(job, ("done", job.record))
-    return jobs
+    return [job.record for job in jobs]
 
 
 def measured(job: AnalysisJob, folder: Path, on_update: Callable[[Any], None]) -> AnalysisRecord:

@@ -70,9 +70,7 @@ def measured(
 ) -> list[AnalysisRecord]:
     """Measure the runs that have no record yet, with progress on standard error."""
     with Live(len(runs)) as live:
-        jobs = measure_all(analysis, runs, folder, origin, engine, live.watch, cpu=cpu)
-    raise_failed(jobs)
-    return [job.record for job in jobs]
+        return measure_all(analysis, runs, folder, origin, engine, live.watch, cpu=cpu)
 
 
 @command
