@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from inspect import Parameter, signature
 from numbers import Real
 from typing import Any
 
@@ -56,6 +57,9 @@ class SharpnessAware(Optimizer):
     ) -> None:
         if not isinstance(base, Optimizer):
             raise TypeError(f"base must be a torch optimizer, built as usual, got {type(base).__name__}")
+        closure = signature(base.step).parameters.get("closure")
+        if closure is not None and closure.default is Parameter.empty:
+            raise TypeError(f"base must be able to step without a closure, got {type(base).__name__}: choose another")
         if not isinstance(model, nn.Module | None):
             raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
         if refused := options.keys() & {"backward", "accumulation"}:

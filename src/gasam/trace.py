@@ -37,6 +37,8 @@ CURES = {
     UNSEEN: "if the model reads its weights by another name, such as a view of a flat buffer, give in_place=True",
 }
 """What may be wrong with a walk, with places for the name and the ratio of the group that moved furthest."""
+ENOUGH = {NOT_FINITE: 11, TOO_FAR: 5}
+"""If so many of 20 measured walks show it, the user is warned; of the others all, because chance may explain one."""
 
 
 @dataclass(eq=False, repr=False)
@@ -216,16 +218,16 @@ class Trace:
 
 
 class Watch:
-    """Judges the measured walks of a run, 20 at a time, and warns once if the same is wrong with all of them.
+    """Counts what is wrong with the measured walks of a run, 20 at a time, and warns once if it is enough.
 
-    What they share is copied from the accelerator asynchronously, and read when it has arrived.
+    The counts are copied from the accelerator asynchronously, and read when they have arrived.
     """
 
     def __init__(self) -> None:
         self.walks = 0
         self.last: Trace | None = None  # the last measured walk
         self._found: list[Tensor] = []
-        self._in_all: Tensor | None = None  # until it is read
+        self._counts: Tensor | None = None  # until they are read
         self._arrived: torch.Event | None = None
         self._too_steep = self._warned = False
 
@@ -246,17 +248,18 @@ class Watch:
             return
         self._found.append(trace.findings(trace.groups))
         if len(self._found) == SAMPLED:
-            in_all, self._found = torch.stack(self._found).all(0), []
-            self._in_all = in_all.to("cpu", non_blocking=True)
-            if in_all.device.type != "cpu":
-                self._arrived = torch.Event(in_all.device)
+            counts, self._found = torch.stack(self._found).sum(0), []
+            self._counts = counts.to("cpu", non_blocking=True)
+            if counts.device.type != "cpu":
+                self._arrived = torch.Event(counts.device)
                 self._arrived.record()
-        if self._in_all is not None and (self._arrived is None or self._arrived.query()):
-            wrong = [finding for finding, is_true in zip(CURES, self._in_all.tolist(), strict=True) if is_true]
-            self._in_all, self._arrived, self._too_steep = None, None, TOO_STEEP in wrong
+        if self._counts is not None and (self._arrived is None or self._arrived.query()):
+            counted = dict(zip(CURES, self._counts.tolist(), strict=True))
+            wrong = [finding for finding, count in counted.items() if count >= ENOUGH.get(finding, SAMPLED)]
+            self._counts, self._arrived, self._too_steep = None, None, TOO_STEEP in wrong
             if wrong and not self._warned:
                 self._warned = True
-                text = wrong[0].format(*trace.groups.largest_ratio())
-                message = f"the walk is {text}, in each of the last {SAMPLED} measured walks: {CURES[wrong[0]]}"
+                text, count = wrong[0].format(*trace.groups.largest_ratio()), counted[wrong[0]]
+                message = f"the walk is {text}, in {count} of {SAMPLED} measured walks: {CURES[wrong[0]]}"
                 warnings.warn(message, UserWarning, stacklevel=5)
         self.last, trace.too_steep = trace, self._too_steep
