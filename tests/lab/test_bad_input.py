@@ -28,6 +28,7 @@ CASES = {
     "train digits --set batch": "--set must look like name=value, got 'batch'",
     "train digits --settings-from torn.json": "torn.json is not a file that `gasam tune` wrote: ",
     "train digits --method sam --norm x": "--norm must be a number, got 'x'",
+    "train digits --track diary": "--track must be one of aim,",
     "train imdb --train good.csv": "imdb has its own data: --train, --valid and --test are only for classify, lm and",
     "train imdb --data-dir nowhere": "imdb needs imdb/train.jsonl.gz, which is not in nowhere: run `gasam",
     "train classify --train absent.csv": "absent.csv is not a file: check --train",

@@ -1,4 +1,4 @@
-"""The training loop: equal to a loop written out, repeatable, resumable after every kill."""
+"""The training loop: equal to a loop written out, repeatable, resumable after every kill, followed by a tracker."""
 
 import signal
 import subprocess
@@ -12,6 +12,7 @@ import torch
 from accelerate import Accelerator
 from killed_processes import exit_code, killed_at
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.nn.functional import cross_entropy
 
 from gasam import SharpBackward, ga_sam
@@ -190,3 +191,41 @@ def test_plain_training_has_no_walks_and_walks_that_are_not_finite_are_only_coun
         walks.add(Trace(losses, offsets=norms, finite=torch.tensor(outcome)))
     row = {"walks": 2, "strength": 1.0, "ratio": 0.25, "rise": 0.25}
     assert walks.row(accelerator, 2.0) == {"walk": row}
+
+
+def test_a_tracker_gets_every_number_of_the_record_once(tmp_path):
+    """Also of a run that was interrupted after the second epoch."""
+    plan, calls = make("digits", "ga-sam", "tiny", settings={"epochs": 3}, walk={"epsilon": 1e-3}), []
+
+    def stopping(update):
+        calls.append(update)
+        if update.epoch == 3 and len(calls) < 100:
+            calls.extend([update] * 100)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(plan, tmp_path, cpu=True, track="tensorboard", on_update=stopping)
+    record = run(plan, tmp_path, cpu=True, track="tensorboard")
+    folder = tmp_path / "tensorboard" / plan.name(plan.data().hash)
+    found = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    for name, read_row in {"loss": lambda row: row["loss"], "walk/rise": lambda row: row["walk"]["rise"]}.items():
+        assert [(event.step, event.value) for event in found.Scalars(name)] == [
+            (row["epoch"], pytest.approx(read_row(row), rel=1e-6)) for row in record.curve
+        ]
+    assert found.Scalars("final/test")[0].value == pytest.approx(record.test, rel=1e-6)
+    assert list(folder.glob("*/hparams.yml")), "the configuration"
+
+
+def test_a_tracker_that_fails_gives_one_note_and_training_continues(command, tmp_path):
+    """The tracker cannot write: a file is where its folder should be."""
+    (tmp_path / "tensorboard").write_text("")
+    common = ("digits", "--size", "tiny", "--cpu", "--out", tmp_path, "--json", "--track")
+    trained = command("train", *common, "tensorboard")
+    assert trained.code == 0
+    [note] = [line for line in trained.err.splitlines() if "tensorboard" in line]
+    assert note.startswith("- tensorboard failed (")
+    assert note.endswith("training continues without it")
+    for name, told in (("paper", "--track must be one of aim"), ("comet_ml", "comet_ml is not installed: run `pip")):
+        refused = command("train", *common, name)
+        assert (refused.code, refused.err.count("\n")) == (2, 1)
+        assert told in refused.err

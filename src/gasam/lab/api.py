@@ -14,6 +14,7 @@ from gasam.lab import output, search
 from gasam.lab.display import Live, errors, say
 from gasam.lab.engines import Place
 from gasam.lab.engines.engine import Engine, Job, do_all, prepare, raise_failed, train
+from gasam.lab.engines.local import LocalEngine
 from gasam.lab.errors import InputError, RunFailedError, checked
 from gasam.lab.output import Table
 from gasam.lab.record import Record
@@ -21,6 +22,7 @@ from gasam.lab.report.comparison import Comparison, run_list
 from gasam.lab.report.html import read_runs
 from gasam.lab.search import Finding, Search, with_tuned_walk
 from gasam.lab.tasks import Origin
+from gasam.lab.training import tracking
 from gasam.lab.training.plan import Plan, family_on, make
 
 if TYPE_CHECKING:
@@ -177,14 +179,18 @@ def prepared(plans: Sequence[Plan], out: Path) -> list[Job]:
     return jobs
 
 
-def run_all(plans: Sequence[Plan], out: Path, engine: Engine, **options: Any) -> list[Job]:
+def run_all(plans: Sequence[Plan], out: Path, engine: Engine, *, track: str | None = None, **options: Any) -> list[Job]:
     """Execute plans, with progress on standard error; the options are those of `training.run.run`."""
+    if track is not None:
+        tracking.check(track)
+        if not isinstance(engine, LocalEngine):
+            raise InputError("--track follows runs on this machine: leave out --on, or --track")
     jobs = prepared(plans, out)
     missing = sum(job.record is None for job in jobs)
     if missing < len(jobs):
         say(f"{len(jobs) - missing} of {len(jobs)} runs are already there, not run again")
     with Live(missing) as live:
-        do_all(jobs, out, engine, live.watch, partial(train, **options))
+        do_all(jobs, out, engine, live.watch, partial(train, track=track, **options))
     return jobs
 
 

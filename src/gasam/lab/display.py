@@ -72,6 +72,7 @@ class Live:
     def __init__(self, total: int | None) -> None:
         self.total, self.ended, self.epoch = total, 0, 1
         self.bars: dict[str, TaskID] = {}
+        self.notes: set[str] = set()
         columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn()
         self.progress = Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal)
 
@@ -98,10 +99,14 @@ class Live:
             say(f"{self.ended}{'' if self.total is None else f'/{self.total}'} {label(job)}: {told}", style=style)
 
     def _update(self, job: Job, update: Update | str) -> None:
-        """Show the progress of a run, or of an analysis, which sends texts."""
+        """Show the progress of a run, or of an analysis, which sends texts. A note is printed once for all runs."""
         bar = self.bars[job.name]
         if isinstance(update, str):
             self.progress.update(bar, state=update)
+        elif update.note:
+            if update.note not in self.notes:
+                say(f"- {update.note}")
+            self.notes.add(update.note)
         else:
             metric = job.plan.definition.family.followed
             valid = "" if update.valid is None else f", validation {metric.name} {metric.shown(update.valid)}"

@@ -62,7 +62,7 @@ def described(of: Any) -> tuple[str, dict[str, str]]:
 
 
 SHARED = described(Walk)[1] | described(Origin)[1] | described(api.compare)[1]
-SHARED["json"] = "Print JSON."
+SHARED |= {"json": "Print JSON.", "track": "Follow the training in a tracker, such as tensorboard, wandb or mlflow."}
 """The descriptions of options that mean the same in several commands."""
 
 

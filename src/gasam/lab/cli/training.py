@@ -20,6 +20,7 @@ from gasam.lab.report import html
 from gasam.lab.report.comparison import Comparison
 from gasam.lab.search import FOLDER, Search
 from gasam.lab.tasks import TASKS, Origin
+from gasam.lab.training import tracking
 from gasam.lab.training.plan import make
 from gasam.lab.training.run import run
 
@@ -37,6 +38,7 @@ def compare(
     settings: Settings,
     place: Place,
     jobs: int | None = None,
+    track: str | None = None,
     out: Path = RUNS,
     cpu: bool = False,
     json: bool = False,
@@ -53,7 +55,7 @@ def compare(
     walks, changed = walks_of(names, walk or ()), settings.changed(task, size)
     plans = api.comparison_plans(task, names, seeds, out if tuned else None, size, data, changed, walks)
     with place.engine(cpu, jobs) as engine:
-        done = api.run_all(plans, out, engine, cpu=cpu)
+        done = api.run_all(plans, out, engine, cpu=cpu, track=track)
     found = {out / f"{job.name}.json": job.record for job in done if job.record is not None}
     name = f"{plans[0].task_name}-{plans[0].size}"
     table, files = Table(f"{name}: every run failed", []), list[Path]()
@@ -104,6 +106,7 @@ def train(
     walk: Any,
     data: Origin,
     settings: Settings,
+    track: str | None = None,
     out: Path = RUNS,
     cpu: bool = False,
     json: bool = False,
@@ -119,11 +122,13 @@ def train(
     given = dict(vars(walk))
     options = assignments("--option", given.pop("option"))
     plan = make(task, method, size, seed, origin=data, settings=settings.changed(task, size), walk=given | options)
+    if track is not None:
+        tracking.check(track)
     [job] = api.prepared([plan], out)
     if job.record is not None:
         say(f"{label(job)}: already there, not run again")
     with Live(1) as live:  # in this process, as torchrun and debuggers need
-        record = run(plan, out, on_update=lambda update: live.watch(job, ("update", update)), cpu=cpu)
+        record = run(plan, out, on_update=lambda update: live.watch(job, ("update", update)), cpu=cpu, track=track)
     if json:
         print_json(as_json(record))
         return

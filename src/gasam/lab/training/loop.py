@@ -25,13 +25,14 @@ from gasam.trace import Trace
 
 
 class Update(NamedTuple):
-    """The progress of a run; `valid` is the score of the last finished epoch."""
+    """The progress of a run; `valid` is the score of the last finished epoch. With a `note`, only that counts."""
 
     done: int
     steps: int
     epoch: int
     epochs: int
     valid: float | None
+    note: str = ""
 
 
 OnUpdate = Callable[[Update], None]
@@ -122,7 +123,8 @@ def rate_factor(recipe: Recipe, epoch: int, update: int, updates: int) -> float:
 class Training:
     """One run in progress.
 
-    All randomness is derived from seed, epoch and step, so a checkpoint needs no generator state.
+    All randomness is derived from seed, epoch and step, so a checkpoint needs no generator state. `on_epoch` is called
+    with the row of an epoch when its checkpoint is written.
     """
 
     def __init__(
@@ -146,6 +148,7 @@ class Training:
         self.walks = WalkMeans(accelerator.device)
         self.norms = GradientNorms(self.plain_model, transformer_layers) if gradient_norms else None
         self.progress = Progress()
+        self.on_epoch: Callable[[dict[str, Any]], None] = lambda row: None
         self.carried: Any = None
         self.loss = torch.zeros((), dtype=torch.float64, device=accelerator.device)
         self.code = code()  # now, because the user may change it during the training
@@ -166,6 +169,7 @@ class Training:
                 self.train_epoch(interruption)
                 self.end_epoch()
                 self.save()
+                self.on_epoch(self.progress.curve[-1])
                 interruption.stop_if_wanted()
 
     def train_epoch(self, interruption: Interruption) -> None:

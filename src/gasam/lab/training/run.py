@@ -14,8 +14,9 @@ from gasam.lab.record import DataOfRun, Record, machine, read, versions, write
 from gasam.lab.storage import Checkpoints, replaced, save_weights, write_json
 from gasam.lab.tasks.own_model import TASK_COPY
 from gasam.lab.training.finished import DESCRIPTION, ENCODING, WEIGHTS, Description
-from gasam.lab.training.loop import OnUpdate, Training, finite
+from gasam.lab.training.loop import OnUpdate, Training, Update, finite
 from gasam.lab.training.plan import Plan
+from gasam.lab.training.tracking import Tracker
 
 
 def run(
@@ -25,6 +26,7 @@ def run(
     on_update: OnUpdate = lambda update: None,
     cpu: bool = False,
     gradient_norms: bool = False,
+    track: str | None = None,
     test: bool = True,
     data: Encoded | None = None,
 ) -> Record:
@@ -41,6 +43,8 @@ def run(
         cpu: Use the CPU even if there is a GPU.
         gradient_norms: Add the epoch's mean norm of the gradient that the optimizer receives, before clipping, to each
             row of the curve: of every tensor, of the layers and of the whole model.
+        track: The name of a tracker that follows the training, with its files in `folder/TRACK/`. If it fails,
+            `on_update` gets a note and training continues.
         test: Whether the data has its test split. A trial of a search is without: it has no test score and no model.
         data: The data of the plan, if this machine cannot read it.
     """
@@ -49,19 +53,26 @@ def run(
         data = data.without_test()
     name = plan.name(data.hash)
     file, checkpoints = folder / f"{name}.json", Checkpoints(folder / name)
-    accelerator = Accelerator(cpu=cpu)
+    accelerator = Accelerator(cpu=cpu, log_with=track, project_dir=track and folder / track)
     main = accelerator.is_main_process
     if not file.exists():
         with checkpoints.locked() if main else nullcontext():
             training = Training(plan, data, checkpoints, accelerator, on_update, gradient_norms)
             training.resume()
-            training.train()
-            if main:
-                record = record_of(training, "test" if test else "valid")
-                if test:
-                    write_folder(training, record)
-                write(file, record)
-            accelerator.wait_for_everyone()
+            tracker = Tracker(track, accelerator, lambda fault: on_update(Update(0, 1, 1, 1, None, fault)))
+            training.on_epoch = lambda row: tracker.send(row, row["epoch"])
+            try:
+                tracker.begin(name, plan.config() | {"seed": plan.seed}, training.progress.curve)
+                training.train()
+                if main:
+                    record = record_of(training, "test" if test else "valid")
+                    if test:
+                        write_folder(training, record)
+                    write(file, record)
+                    tracker.send({"final": {"valid": record.valid, "test": record.test}}, len(record.curve))
+                accelerator.wait_for_everyone()
+            finally:
+                tracker.end()
     if main:
         checkpoints.clean()  # also those of a run that was killed just after it wrote its record
     return read(file)
