@@ -19,6 +19,7 @@ from gasam.lab.methods import walk_for
 from gasam.lab.storage import Checkpoints
 from gasam.lab.tasks import TASKS
 from gasam.lab.training.loop import optimizer_for, rate_factor
+from gasam.lab.training.plan import make
 from tolerances import EXACT, error, same_bits
 
 TRAINED = {"epochs": 1, "batch": 4, "learning_rate": 0.1, "dropout": 0.0}
@@ -219,6 +220,23 @@ def test_the_clean_pass_leaves_the_state_that_is_carried(method):
     assert len(seen) == 3
     assert not same_bits(seen[1], clean)
     assert not any(part.requires_grad for part in carried)
+
+
+@pytest.mark.parametrize("task", ["digits", "docstrings", "pydoc", "numerals"])
+def test_the_part_of_a_batch_is_what_its_first_examples_give_on_their_own(task):
+    plan = make(task, "baseline", "tiny")
+    family = plan.family(plan.data())
+    model, dim = family.model().eval(), family.example_dim
+    first, *others = family.batches(torch.Generator().manual_seed(1))
+    carried = family.loss(model, family.batch(first), None)[1]
+    chosen = max(others, key=lambda batch: batch.shape[dim])
+    whole, rows = (family.batch(chosen), carried), chosen.shape[dim]
+    part, share = family.part(whole, rows, 0.25)
+    own = math.ceil(rows / 4)
+    alone = family.batch(chosen.narrow(dim, 0, own)), carried and tuple(state[:, :own] for state in carried)
+    assert (share, own < rows) == (own / rows, True)
+    found, of_alone, of_whole = (family.loss(model, *each)[0] for each in (part, alone, whole))
+    assert error(found, of_alone) < 1e-6 < error(found, of_whole)
 
 
 def test_averaged_weights_are_the_mean_in_double_precision(tmp_path):

@@ -20,6 +20,7 @@ from gasam.lab.api import comparison_plans
 from gasam.lab.data.corpus import SPLITS
 from gasam.lab.errors import InputError
 from gasam.lab.families.family import example_count
+from gasam.lab.methods import Walk
 from gasam.lab.report.comparison import Comparison
 from gasam.lab.search import Search, tune
 from gasam.lab.storage import Checkpoints
@@ -116,6 +117,19 @@ settings = {"epochs": 3, "batch": 5, "learning_rate": 0.1, "schedule": "cosine",
     resumed = run(plan, tmp_path / "parts", cpu=True)
     assert [row["loss"] for row in resumed.curve] == [row["loss"] for row in whole.curve]
     assert resumed.test == whole.test
+
+
+def test_the_ascent_on_a_part_of_each_batch_costs_its_share(line, tmp_path):
+    record = run(make(line(), "sam", walk={"epsilon": 0.1, "ascent_fraction": 0.25}), tmp_path, cpu=True)
+    assert [row["gradient_evaluations"] for row in record.curve] == [1.25 * 2, 1.25 * 4]
+    assert str(Walk(**record.walk)).endswith("ascent fraction 0.25")
+    x, y = torch.arange(12.0).view(6, 2), torch.arange(6)
+    family = family_of(line())
+    part, share = family.part({"a": [x, None], "b": (y,)}, 6, 0.25)
+    assert (part["a"][0].tolist(), part["b"][0].tolist(), share) == ([[0, 1], [2, 3]], [0, 1], 1 / 3)
+    for unclear in ((x, "text"), (x, y[:5]), (x, torch.tensor(1)), (x.t(),)):
+        with pytest.raises(InputError, match="needs batches of tensors with 6 examples in dimension 0, got"):
+            family.part(unclear, 6, 0.25)
 
 
 def test_score_is_the_mean_with_its_standard_error(line):

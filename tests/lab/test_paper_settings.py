@@ -165,11 +165,17 @@ def test_given_options_are_used_and_the_rest_is_kept():
         ("sam", {"norm": 0.5}, "norm must be a number > 1 or math.inf, got 0.5"),
         ("ga-sam", {"scale": "huge"}, "scale must be one of"),
         ("ga-sam", {"start_epoch": 11}, "start_epoch must be a whole number from 1 to 10, got 11"),
-        ("ga-sam", {"radius": 1}, "a walk has no option 'radius': it has budget, cap, epsilon,"),
+        ("ga-sam", {"radius": 1}, "a walk has no option 'radius': it has ascent_fraction, budget,"),
         ("ga-sam", {"source": "paper"}, "a walk has no option 'source': it has"),
         ("ga-sam", {"epsilon": 0.1, "budget": 0.1}, "give either an epsilon or a budget, got"),
         ("gsam", {"risk": "mean"}, "gsam has its own risk: leave out --risk"),
         ("look-sam", {"every": 1}, "LookSAM changes the steps between walks"),
+        ("baseline", {"ascent_fraction": 0.25}, "the baseline does not walk: leave out --ascent-fraction"),
+        ("freelb", {"ascent_fraction": 0.25}, "freelb moves embeddings, not weights: leave out --ascent-fraction"),
+        ("look-sam", {"ascent_fraction": 0.25}, "look-sam needs the whole batch in every pass: leave out --ascent-f"),
+        ("momentum-sam", {"ascent_fraction": 0.25}, "momentum-sam needs the whole batch in every pass: leave out"),
+        ("sam", {"ascent_fraction": 0.25, "every": 4}, "--ascent-fraction needs the weight 1 in the schedule: add"),
+        ("sam", {"ascent_fraction": 0.0}, "ascent_fraction must be > 0, got 0.0"),
     ],
 )
 def test_a_wrong_walk_is_refused_in_one_sentence(method, given, told):

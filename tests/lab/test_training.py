@@ -106,14 +106,14 @@ def test_loop_equals_one_written_out(tmp_path):
 @pytest.mark.parametrize(
     ("task", "moment", "number", "walk"),
     [
-        ("pydoc", "SIGKILL-step", 130, SCHEDULE),
+        ("pydoc", "SIGKILL-step", 130, SCHEDULE | {"ascent_fraction": 0.3}),
         ("numerals", "SIGKILL-move", 9, None),  # the weights are stored, the description is not
         ("numerals", "SIGKILL-record", 1, None),
         ("numerals", "SIGINT-step", 4, None),
     ],
 )
 def test_a_killed_run_continues_and_ends_bit_equal(task, moment, number, walk, tmp_path, tmp_path_factory):
-    """Best weights and averaged ones, a schedule, gradient norms in mid-epoch."""
+    """Best weights and averaged ones, a schedule, a part of the batch, gradient norms in mid-epoch."""
     whole, killed = tmp_path_factory.getbasetemp() / f"whole-{task}", tmp_path / "killed"
     plan = make(task, "ga-sam", "tiny", settings={"epochs": 3}, walk=walk)
     expected = run(plan, whole, cpu=True, gradient_norms=True)

@@ -10,7 +10,7 @@ from importlib import import_module
 from inspect import signature
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 from torch import nn
 
 import gasam.family
@@ -171,6 +171,8 @@ class Walk(BaseModel):
         every: Walk only on every n-th step.
         weight: The weight of the walk with `every`; by default n.
         same_noise: Use the same dropout masks in every pass of a step.
+        ascent_fraction: Find the ascent on this share of each batch, in each process: 0.25 is the first quarter of its
+            examples.
         options: The method's own options, such as GSAM's alpha.
         source: Who chose the size: the paper, the recommended walk, a search, or the user; "none" without a walk.
     """
@@ -193,6 +195,7 @@ class Walk(BaseModel):
     every: int = 1
     weight: float | None = None
     same_noise: bool = False
+    ascent_fraction: float = Field(default=1.0, gt=0, le=1, exclude_if=lambda share: share == 1)  # 1 isn't stored
     options: dict[str, Any] = {}
     source: Source = "none"
 
@@ -200,6 +203,11 @@ class Walk(BaseModel):
     def _check(self) -> Walk:
         """Perturbation and Schedule check the values."""
         check_schedule(self.perturbation(), self.schedule())
+        if self.ascent_fraction < 1:
+            if self.one_pass or self.perturbation().own_fold is not None:
+                raise ValueError(f"{self.method} needs the whole batch in every pass: leave out --ascent-fraction")
+            if (self.every if self.weight is None else self.weight) != 1:
+                raise ValueError("--ascent-fraction needs the weight 1 in the schedule: add --weight 1")
         return self
 
     @property
@@ -210,6 +218,12 @@ class Walk(BaseModel):
     def size(self) -> float:
         """The budget or epsilon; 0 for plain training."""
         return self.budget or self.epsilon or 0.0
+
+    @property
+    def one_pass(self) -> bool:
+        """Whether the method computes no gradient at the weights themselves."""
+        method = self.perturbation().method
+        return method is not None and not method.clean_pass
 
     def backward(self, family: Family[Any], model: nn.Module, backward: Callable[..., None]) -> SharpBackward | FreeLB:
         """The replacement for loss.backward(); without a size it is a plain pass."""

@@ -80,7 +80,7 @@ class Summary(BaseModel):
         walk: All options of the walk, and the source of its size.
         valid: The score on the validation split; None if training diverged before it gave usable weights.
         test: The score on the test split; None in the same case, and for the trial of a search.
-        gradient_evaluations: Number of gradient evaluations, each a forward and a backward pass.
+        gradient_evaluations: Number of gradient evaluations, each a forward and a backward pass of a whole batch.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -96,7 +96,7 @@ class Summary(BaseModel):
     metric: Annotated[Metric, BeforeValidator(TypeAdapter(Metric).validate_python)]  # strict models take no dictionary
     valid: FiniteFloat | None
     test: FiniteFloat | None
-    gradient_evaluations: int = Field(gt=0)
+    gradient_evaluations: int | float = Field(gt=0)
 
     @property
     def key(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -271,6 +272,23 @@ class Family(ABC, Generic[Settings]):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:
         """The optimizer; None for the one that the settings name."""
         return None
+
+    def part(self, whole: Any, count: int, fraction: float) -> tuple[Any, float]:
+        """The first examples of a batch and of its carried state, and their share; a fraction of one is rounded up."""
+        dim, first = self.example_dim, math.ceil(fraction * count)
+
+        def cut(leaf: Any) -> Any:
+            if leaf is None:
+                return None
+            if not isinstance(leaf, Tensor) or leaf.ndim <= dim or leaf.shape[dim] != count:
+                got = f"the shape {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__
+                raise InputError(
+                    f"--ascent-fraction needs batches of tensors with {count} examples in dimension {dim}, got {got}: "
+                    "leave it out"
+                )
+            return leaf.narrow(dim, 0, first).contiguous()
+
+        return recursively_apply(cut, whole, test_type=lambda leaf: True), first / count
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any, carried: Any) -> tuple[Tensor, Any]:

@@ -45,7 +45,7 @@ class Progress:
     epoch: int = 0
     step: int = 0
     updates: int = 0
-    passes: int = 0
+    passes: float = 0  # of whole batches
     seconds: float = 0.0
     loss: float = 0.0
     best: float | None = None
@@ -198,12 +198,18 @@ class Training:
         progress = self.progress
         others = [self.accelerator.process_index] if self.accelerator.process_index else []
         torch.manual_seed(self.seed_for("step", progress.epoch, progress.step, *others))
-        batch = send_to_device(self.share(self.family.batch(chosen)), self.accelerator.device)
+        batch, chosen = self.share((self.family.batch(chosen), chosen))
+        whole, fraction = (send_to_device(batch, self.accelerator.device), self.carried), self.plan.walk.ascent_fraction
         factor = rate_factor(self.settings, progress.epoch + 1, progress.updates + 1, self.total_updates)
         for group, full_rate in zip(self.optimizer.param_groups, self.full_rates, strict=True):
             group["lr"] = full_rate * factor
         self.optimizer.zero_grad()
-        loss, self.carried = self.sharp(lambda: self.family.loss(self.model, batch, self.carried))
+        share: float = 1
+        options = dict[str, Any]()
+        if fraction < 1:
+            part, share = self.family.part(whole, chosen.shape[self.family.example_dim], fraction)
+            options["ascent"] = lambda: self.family.loss(self.model, *part)
+        loss, self.carried = self.sharp(lambda: self.family.loss(self.model, *whole), **options)
         if self.norms is not None:
             self.norms.record(progress.epoch + 1)
         if self.settings.clip is not None:
@@ -212,7 +218,8 @@ class Training:
         self.loss += loss
         progress.updates += 1
         assert self.sharp.last is not None
-        progress.passes += self.sharp.last.passes
+        counted = len(self.sharp.last.losses)  # the others found the ascent on a part of the batch
+        progress.passes += counted + share * (self.sharp.last.passes - counted)
         self.walks.add(self.sharp.last)
 
     def share(self, batch: Any) -> Any:
@@ -238,7 +245,7 @@ class Training:
         self.keep_weights(valid)
         progress.seconds += time.perf_counter() - begun
         row: dict[str, Any] = {"epoch": progress.epoch, "loss": finite(loss), "valid": finite(valid)}
-        row |= {"gradient_evaluations": progress.passes, "seconds": round(progress.seconds, 2)}
+        row |= {"gradient_evaluations": round(progress.passes, 2), "seconds": round(progress.seconds, 2)}
         weights = None  # what |a| is compared with, unless the walk moves the outputs of embeddings
         if isinstance(self.sharp, SharpBackward):
             weights = float(nn.utils.get_total_norm([each.detach() for each in self.plain_model.parameters()]))

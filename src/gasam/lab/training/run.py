@@ -99,7 +99,7 @@ def record_of(training: Training, split: Split) -> Record:
         metric=family.metric,
         **scores,
         worthless=family.worthless(split),
-        gradient_evaluations=progress.passes,
+        gradient_evaluations=round(progress.passes, 2),
         updates=progress.updates,
         seconds=round(progress.seconds, 2),
         best_epoch=progress.best_epoch,
