@@ -175,9 +175,15 @@ def test_a_collapse_is_a_tenth_of_what_was_learnt_and_beyond_the_noise(task, pla
 def test_models_that_guess_and_methods_that_never_walked_are_named():
     waits = record("imdb", "ga-sam", 60.0, walk={"walk_progress": 0.2}, **NOISE)
     waits.gradient_evaluations = waits.updates
-    notes = " ".join(Comparison.of([record("imdb", test=50.4, **NOISE), waits])[0].notes())
+    one_pass = record("imdb", "momentum-sam", 60.0, walk={"walk_progress": 0.2}, **NOISE)
+    one_pass.gradient_evaluations = one_pass.updates
+    [found] = Comparison.of([record("imdb", test=50.4, **NOISE), waits, one_pass])
+    assert [row["passes"] for row in found.table().rows] == ["", "1.00x", "1.00x"]
+    assert found.rows[-1].equal_cost is found.rows[0]
+    notes = " ".join(found.notes())
     assert "Baseline is no better than guessing (50.00%)" in notes
     assert "GA-SAM never walked" in notes
+    assert "Momentum-SAM never walked" not in notes
 
 
 def test_charts_hold_every_seed_and_only_what_was_measured():

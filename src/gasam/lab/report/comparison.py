@@ -90,7 +90,7 @@ class Row:
         self.spread = statistics.stdev(self.scores.values()) if len(self.scores) > 1 else None
         self.label = ""  # the method, and what sets it apart from the other rows
         self.baseline: Row | None = None  # plain training with the same settings, or for another one the first row
-        self.equal_cost: Row | None = None  # plain training that cost as much, because it had more epochs
+        self.equal_cost: Row | None = None  # plain training that cost as much, mostly because it had more epochs
 
     def cost(self, name: str = "gradient_evaluations") -> float:
         """A mean over the runs that gave a number, if any did: one that diverged stopped early and looks cheap."""
@@ -159,7 +159,7 @@ class Row:
         return loss > max(COLLAPSED * learnt, 2 * math.sqrt(2) * plain.test_error)
 
     def warnings(self) -> Iterator[str]:
-        guess, waits = self.first.worthless, self.walk.walk_progress is not None
+        guess, waits = self.first.worthless, self.walk.walk_progress is not None and not self.walk.one_pass
         if self.mean is not None and guess is not None and self.test_error:
             learnt = self.mean - guess if self.metric.higher_is_better else guess - self.mean
             if learnt <= 2 * self.test_error:
@@ -217,7 +217,7 @@ class Comparison:
         """In the order of methods; first the settings of most runs, and the usual walk."""
         walk, sources = row.walk, ("none", "recommended", "tuned", "paper", "given")
         odd = len(self._changed(row)), sources.index(walk.source), walk.same_noise, walk.every, walk.steps
-        return list(METHODS).index(row.method), *odd, walk.size
+        return list(METHODS).index(row.method), *odd, -walk.ascent_fraction, walk.size
 
     def _baseline(self, row: Row) -> Row | None:
         plain = [other for other in self.rows if other.method == "baseline"]
@@ -227,12 +227,11 @@ class Comparison:
         return min(alike, key=lambda other: other.walk.same_noise != row.walk.same_noise, default=None)
 
     def _equal_cost(self, row: Row) -> Row | None:
-        """Of the longer plain training that cost about as much the one that validation prefers."""
+        """Of the plain training that cost about as much the one that validation prefers."""
         equal = [
             other
             for other in self.rows
             if other.method == "baseline" != row.method
-            and other is not row.baseline
             and other.scores
             and other.lasting_settings == row.lasting_settings
             and abs(other.cost() / row.cost() - 1) <= NEAR
@@ -280,7 +279,7 @@ class Comparison:
         told += f": {lead.versus(plain)} {metric.unit_of_differences} over {found.pairs} seeds."
         if lead.relative_cost is not None:
             told += f" It took {lead.relative_cost:.2f} times as many gradient evaluations."
-        if longer := lead.equal_cost:
+        if (longer := lead.equal_cost) not in (None, plain):
             told += f" At equal cost, compared with {longer.label}: {lead.standing(longer)}, {lead.versus(longer)}."
         return told
 
