@@ -37,8 +37,8 @@ class Passes(Protocol):
     def plain(self) -> Pass:
         """Run one pass without a walk."""
 
-    def __call__(self, k: int, factor: float, last: bool, for_direction: bool) -> Pass:
-        """Run pass k, and leave the gradient of factor * loss in `.grad`."""
+    def __call__(self, factor: float, last: bool, for_direction: bool) -> Pass:
+        """Run one pass of a walk, and leave the gradient of factor * loss in `.grad`."""
 
 
 class SharpBackward:
@@ -63,7 +63,8 @@ class SharpBackward:
             None means full strength in every step, unless `perturbation` is None.
         backward: Called instead of `loss.backward()`, for example `accelerator.backward`. With risk "mean" it receives
             the loss times 1 / (K+1). Factors that it applies, such as a loss scale, do not change the walk.
-        around: A function of (k, last) that returns a context manager for pass k, for example `same_noise()`.
+        around: A function of (k, last) that returns a context manager for a pass, for example `same_noise()`. k counts
+            the passes of the loss function from 0; a pass of `ascent` has -1.
         gradient_scale: Your loss divided by the mean loss, for example the number of tokens if you return a sum: a
             number, or a function that returns one. If your function divides the loss, as in `loss / 8`, give 1/8.
         batchnorm: "clean pass" updates running statistics, for example of BatchNorm, in the clean pass only. "every
@@ -139,9 +140,9 @@ class SharpBackward:
         """Whether a strength above 0 leads to a walk."""
         return self.enabled and self.perturbation.size > 0
 
-    def walks(self) -> bool:
-        """Whether the next call runs displaced passes."""
-        return self.could_walk and self.clock.strength() > 0 and not self.must_learn
+    def walks(self, strength: float | None = None) -> bool:
+        """Whether the next call runs displaced passes; `strength` if the schedule was asked already."""
+        return self.could_walk and (self.clock.strength() if strength is None else strength) > 0 and not self.must_learn
 
     @property
     def must_learn(self) -> bool:
@@ -164,8 +165,8 @@ class SharpBackward:
     def has_state(self) -> bool:
         """Whether a resumed run needs the state dict."""
         method = self.perturbation.method
-        draws = method is not None and not method.clean_pass  # by the number of the step
-        return self.clock.schedule is not None or draws or bool(self.kept)
+        one_pass = method is not None and not method.clean_pass  # noise is drawn by the number of the step
+        return self.clock.schedule is not None or one_pass or bool(self.kept)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the schedule, as plain numbers, and the tensors that the method keeps, if it keeps any."""
@@ -177,7 +178,9 @@ class SharpBackward:
         self.kept.load_state_dict(state.get(METHOD, {}), self.parameters)
 
     def step(self, run: Passes, *, by_closure: bool = False, count: bool = True) -> None:
-        """Run the passes of one step, and leave its gradient in `.grad`. After a failure everything is as before.
+        """Run the passes of one step, and leave its gradient in `.grad`.
+
+        After a failure `.grad`, the weights and the schedule are as before.
 
         Args:
             run: The passes.
@@ -185,8 +188,9 @@ class SharpBackward:
             count: Count the call for the schedule. Otherwise use `counted` later.
         """
         plan, clock, method = self.perturbation, self.clock, self.perturbation.method
-        self.check_directions(has_ascent=run.has_ascent)
-        walks, between = self.walks(), self.could_walk and clock.between_walks and plan.folds_between
+        strength = clock.strength()
+        walks, between = self.walks(strength), self.could_walk and clock.between_walks and plan.folds_between
+        self.check_ascent(has_ascent=run.has_ascent, walks=walks)
         clean_counts = not run.has_ascent and (method is None or method.clean_pass)
         compares = self.detailed and clean_counts and not self.per_worker  # whose last gradient is not alone in `.grad`
         fold = None
@@ -206,12 +210,12 @@ class SharpBackward:
         try:
             if walks:
                 measured = self.detailed or self._watch.measures_next
-                options: Any = {"strength": clock.strength(), "measured": measured, "detailed": compares}
+                options: Any = {"strength": strength, "measured": measured, "detailed": compares}
                 trace = walk(self.weights, plan, passes_of_step, kept=self.kept, **options)
             else:
-                trace = Trace([passes_of_step(0).loss], plain=self._why_plain())
+                trace = Trace([passes_of_step(0).loss], plain=self._why_plain(strength))
             passes_of_step.finish(trace)
-            trace.strength, trace.step = clock.strength(), clock.state.step
+            trace.strength, trace.step = strength, clock.state.step
             if walks:
                 self._watch.add(trace)
             first = passes_of_step.first
@@ -226,17 +230,17 @@ class SharpBackward:
             raise
         self.last, self.knows_function = trace, True
 
-    def _why_plain(self) -> str:
+    def _why_plain(self, strength: float) -> str:
         if not self.could_walk:
             return OFF
         if self.clock.between_walks:
             return BETWEEN
-        return LEARNING if self.must_learn and self.clock.strength() > 0 else WAITING
+        return LEARNING if self.must_learn and strength > 0 else WAITING
 
-    def check_directions(self, *, has_ascent: bool) -> None:
-        """Raise if the step has no clean gradient of the whole batch, and the schedule or the method needs it."""
+    def check_ascent(self, *, has_ascent: bool, walks: bool = True) -> None:
+        """Raise if `ascent` is missing, or if the schedule or method needs a clean gradient that no pass computes."""
         method = self.perturbation.method
-        if self.perturbation.needs_ascent and not has_ascent and self.walks():
+        if self.perturbation.needs_ascent and not has_ascent and walks:
             raise ValueError(
                 "this perturbation has needs_ascent=True, because a step without `ascent` costs whole passes: call "
                 "sharp(lambda: loss_of(batch), ascent=lambda: loss_of(part))"
@@ -258,8 +262,8 @@ class SharpBackward:
         `scale` is the gradient of this call divided by that of the mean loss.
         """
         scale = self._scale + scale  # gradients of micro-batches add up
-        self._scale = 0.0 if self.clock.ends_step else scale
         if not self.clock.ends_step:
+            self._scale = scale
             return
         parameters = [tensor for tensor in self.weights.tensors if tensor.requires_grad and tensor.grad is not None]
         gradients = [dense_gradient(parameter, parameter.grad) for parameter in parameters]
@@ -269,6 +273,7 @@ class SharpBackward:
 
         with torch.no_grad(), self.kept.bound(parameters, scale, may_keep):
             method.learn(gradients, self.kept)
+        self._scale = 0.0
 
     def around_passes(self, k: int, last: bool) -> Any:
         """`around`; for a method's fold also synchronised, because it needs the reduced gradient of every pass."""
@@ -299,7 +304,7 @@ class _PassesOfStep:
         else:
             self._factor = self._fold.before(k)
             for_direction = self._run.has_ascent and self._fold.only_finds_direction(k)
-            seen = self._run(k, self._factor, k == self._last, for_direction)
+            seen = self._run(self._factor, k == self._last, for_direction)
             if for_direction:
                 self._ascents.append(seen)
         self._seen.append(seen)
@@ -351,7 +356,7 @@ class _LossPasses:
         loss_scale = passes.now(self._sharp.gradient_scale)
         return Pass(loss.detach().reshape(()), factor * loss_scale, loss_scale)
 
-    def __call__(self, k: int, factor: float, last: bool, for_direction: bool) -> Pass:
+    def __call__(self, factor: float, last: bool, for_direction: bool) -> Pass:
         sharp, trained = self._sharp, self._trained
         before, number = passes.have_gradients(trained), -1 if for_direction else self._passes
         with sharp.around_passes(number, last), self._held.let():

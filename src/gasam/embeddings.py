@@ -122,7 +122,7 @@ class FreeLB:
     @torch.no_grad()
     def _climb(self, noises: list[Tensor], finite: Tensor) -> Tensor:
         """y = project(y + eta / epsilon d) per example, with y = noise / epsilon; zero if anything is not finite."""
-        p, stride, epsilon = self.perturbation.norm, self.perturbation.stride, self.perturbation.size
+        p, stride, epsilon = self.perturbation.norm, self.perturbation.relative_step, self.perturbation.size
         gradients = [torch.zeros_like(noise) if noise.grad is None else noise.grad for noise in noises]
         finite = finite & torch.stack([gradient.isfinite().all() for gradient in gradients]).all()
         for noise, h in zip(noises, gradients, strict=True):

@@ -42,8 +42,8 @@ def clean_factor(steps: int, risk: str) -> float:
 class Fold:
     """Adds the combined gradient of a step to the caller's gradients in `.grad`, as backward would.
 
-    It writes into the caller's tensors, so that views of a flat buffer are updated. Every pass starts with empty
-    gradients, because the walk reads them from `.grad`. Only before the last pass, the sum of the earlier gradients and
+    It writes into the caller's tensors, so that views of a flat buffer are updated. Every pass but the last starts with
+    empty gradients, because the walk reads them from `.grad`. Before the last one the sum of the earlier gradients and
     the caller's gradients are put back, so that DDP's reduction of the last pass includes all of them.
 
     Args:
@@ -93,9 +93,9 @@ class Fold:
             self._take(self._last)
             if k == self._steps and not self.apart:
                 self._put_back()
+        # The only pass of a step adds to the caller's gradients like any other backward pass.
         elif k < self._steps or self.apart or self._by_closure:
             self._clear()
-        # The only pass of a step adds to the caller's gradients like any other backward pass.
         self._last = k
         return self._factors[k]
 

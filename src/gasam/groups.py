@@ -56,7 +56,7 @@ def squares(x: Tensor) -> Tensor:
 class Operand:
     """A parameter that takes part: its weights are read from `source`, and w + a is written to `target`."""
 
-    parameter: Tensor  # with a gradient
+    parameter: Tensor
     name: str
     memory: Tensor  # the weights of this process
     source: Tensor  # the same memory, or a copy that is made when a walk begins
@@ -141,7 +141,7 @@ class Groups:
         self.operands, self.granularity = operands, granularity
         self._parameters = [operand.parameter for operand in operands]
         self.total = sum(parameter.numel() for parameter in self._parameters)  # n
-        self.plain = not any(map(is_sharded, self._parameters))
+        self.sharded = any(map(is_sharded, self._parameters))
         device = operands[0].source.device if operands else torch.device("cpu")
         kind = torch.float32 if device.type == "mps" else torch.float64  # the widest of the device; sums are few
         sizes, of = self._number()
@@ -223,7 +223,7 @@ class Groups:
 
     def gradients(self) -> list[Tensor]:
         """The gradient of each operand."""
-        if self.plain:
+        if not self.sharded:
             found = list(map(get_gradient, self._parameters))
             if not any(gradient is None or gradient.is_sparse for gradient in found):
                 return found
@@ -261,7 +261,7 @@ class Groups:
         if columns:
             total.index_add_(1, self._place_of_row, torch.stack(columns).to(total))
         total = total + doubt
-        if self.plain:
+        if not self.sharded:
             return total
         parts = zip(torch.split(total, groups, dim=1), self._shardings, strict=True)
         return torch.stack([over_processes(here, kind) for here, kind in parts]).sum(0)

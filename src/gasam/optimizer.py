@@ -165,9 +165,9 @@ class _ClosurePasses:
     def plain(self) -> Pass:
         for parameter in self._trained:
             parameter.grad = None
-        return self(0, 1.0, True, False)
+        return self(1.0, True, False)
 
-    def __call__(self, k: int, factor: float, last: bool, for_direction: bool) -> Pass:
+    def __call__(self, factor: float, last: bool, for_direction: bool) -> Pass:
         sharp = self._sharp
         with sharp.around_passes(self._passes, last), self._held.let(), torch.enable_grad():
             try:

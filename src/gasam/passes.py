@@ -23,7 +23,7 @@ GradientScale = Tensor | float | Callable[[], Tensor | float]
 
 
 class Pass(NamedTuple):
-    """The result of one pass, as `evaluate` returns it to `climb`.
+    """The result of one pass.
 
     Attributes:
         loss: The loss, detached, as a scalar tensor.

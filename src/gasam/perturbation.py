@@ -28,8 +28,9 @@ class Perturbation:
 
     Args:
         epsilon: Radius of the ball, in units of T^-1 a.
-        budget: First-order rise of the mean loss: each training step uses epsilon = budget / |T g_0|_q, where q is the
-            dual of the ball's norm. Give a `cap` as well, because epsilon grows as the gradient vanishes.
+        budget: First-order rise of the mean loss: each training step uses epsilon = budget / |T c|_q, where q is the
+            dual of the ball's norm and c what the walk climbs, usually the gradient. Give a `cap` as well, because
+            epsilon grows as c vanishes.
         cap: Largest offset of a group relative to its weights: |a_i|_2 <= cap max(|w_i|_2, 0.01 sqrt(n_i) rms(w)).
             Applies to each group; with granularity "element" or "model" to each tensor. None means no cap.
         norm: p of the ball's norm, > 1 or math.inf.
@@ -41,7 +42,7 @@ class Perturbation:
             method has a fold.
         floor: Smallest root-mean-square gradient that a scale divides by.
         method: What a published method changes: what the walk climbs, or how the gradients of the passes become one.
-            T is still computed from the gradient, and a budget is the rise along what the walk climbs.
+            T is computed from the gradient, or without a clean pass from what the walk climbs.
         perturb: A function of a module that says whether its own parameters move, as "perturb" in a parameter group.
             Needs the model. None means that all parameters move.
         needs_ascent: Refuse calls of SharpBackward without `ascent`, which would cost K+1 whole passes.
@@ -110,7 +111,7 @@ class Perturbation:
         return self.epsilon if self.budget is None else self.budget  # type: ignore[return-value]
 
     @cached_property
-    def stride(self) -> float:
+    def relative_step(self) -> float:
         """The step size divided by `size`, because the walk is computed in a ball of radius one."""
         return 1.5 / self.steps if self.step_size is None or self.size == 0 else self.step_size / self.size
 

@@ -148,5 +148,5 @@ def comparable_norms(weights: Tensor, sizes: Tensor, rms_weight: Tensor) -> Tens
 
 
 def inverse(value: Tensor) -> Tensor:
-    """1 / value, and 0 for entries that are 0."""
+    """1 / value; 0 unless value > 0, also for NaN."""
     return torch.where(value > 0, 1 / value, 0.0)

@@ -89,7 +89,7 @@ class Clock:
         self.schedule, self._options = schedule, schedule if isinstance(schedule, Schedule) else Schedule()
         self.accumulation, self.total_steps, self.process_group = accumulation, total_steps, process_group
         self.manual = False  # whether the training loop calls begin_step
-        self._is_last = True  # as it says
+        self._is_last = True  # `last` of begin_step
         self._like = tensors[0] if tensors else torch.zeros(())  # the sums are kept on its device
         self.state = State(0, 0, None, 0.0, self._placed(torch.zeros(2)))
 
@@ -133,7 +133,7 @@ class Clock:
 
     @property
     def ends_step(self) -> bool:
-        """Whether the next call is the last one of an optimizer step."""
+        """Whether the call that runs, or else the next one, is the last one of an optimizer step."""
         return self._is_last if self.manual else self.state.calls + 1 >= self.accumulation
 
     def begin_step(self, step: int, *, last: bool = True) -> None:

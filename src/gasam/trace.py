@@ -92,7 +92,7 @@ class Trace:
     Attributes:
         losses: L(w + a_k) for k = `first`..K, as the loss function returned them.
         offsets: |a_i| of each group for k = 1..K. FreeLB's noise has a length for k = 0 as well.
-        finite: Whether all losses, gradients and scales were finite.
+        finite: Whether the losses of a walk, what it climbed and its scales were finite; the last gradient is not read.
         plain: The reason for a plain pass; None for a walk.
         strength: The strength of the schedule in this step.
         loss_scale: The losses divided by the mean loss; None if it is not known.

@@ -80,9 +80,9 @@ def walk(
 class _Ascent:
     """The state of a walk, in the coordinates y = T^-1 a / epsilon, where the ball has radius one.
 
-    T is computed from the clean gradient. If groups of weights share a T, it is one number for each group, `_T`, and a
-    factor of what is computed for each piece. If each weight has its own T, `_T` is 1, and T is computed for a piece
-    when it is needed, or kept if it outlives the gradient.
+    T is computed from the clean gradient, or without a clean pass from what is climbed. If groups of weights share a T,
+    it is one number for each group, `_T`, and a factor of what is computed for each piece. If each weight has its own
+    T, `_T` is 1, and T is computed for a piece when it is needed, or kept if it outlives the gradient.
 
     An ascent step goes along `_factor` v, where v = sgn(h) |h|^(1/(p-1)), h = T c, and c is what is climbed: the
     gradient g, or a method's direction. Its sums follow from those of h v = |h|^q, with 1/p + 1/q = 1.
@@ -104,16 +104,16 @@ class _Ascent:
         one = self._one = self.groups.sizes.new_ones(())
         # Sums of the direction that are needed before the weights move: h v and |T v|^2. Later |T v|^2 costs less, but
         # a collective if the weights are sharded.
-        shortens = plan.cap is not None or not self.groups.plain
+        shortens = plan.cap is not None or self.groups.sharded
         needs = shortens or plan.budget is not None or self.p != math.inf
         self._names_along = ["slope", *(["lengths"] if shortens else [])] if needs else []
         self._looks = one.device.type in LOOKS and type(one) is Tensor  # a fake tensor has no values
         self._T = self._largest = one
-        self._kept_scales: dict[Piece, Tensor] = {}  # T of each weight
+        self._kept_T: dict[Piece, Tensor] = {}  # T of each weight
         self._doubt = self._doubt_of_loss = one * 0  # not finite as soon as a loss, gradient or scale is not
         self._rise = one * math.nan
         self._capped = torch.zeros_like(self.groups.sizes, dtype=torch.bool)
-        self._scale: Any = 1.0  # the gradient divided by that of the mean loss
+        self._gradient_scale: Any = 1.0  # the gradient divided by that of the mean loss
         self._is_noise = False
         self._parts: Iterable[Tensor] = ()  # of what is climbed
         self._gradients: Iterable[Tensor] = ()  # of the gradient, or of what is climbed instead; not of noise
@@ -123,30 +123,33 @@ class _Ascent:
         """From the clean pass, or from what the method climbs without one: T, the first direction, and epsilon."""
         plan, groups = self.plan, self.groups
         method = plan.method if plan.method is not None and plan.method.has_direction else None
+        replaces = clean is not None and method is not None  # whether T is that of the gradient, which is not climbed
         if clean is not None:
             self.add(clean)
-            sums = self._read(clean, is_climbed=method is None, is_first=True)
+            sums = self._read(clean, is_climbed=not replaces, is_first=True)
         else:
             assert method is not None, "a method without a clean pass has a direction"
             self._climb(method, kept, has_gradient=False)
-            method, sums = None, self._measure(is_first=True)
-        self._clean_squares: Any = sums.get("gradient", self._one) / self._scale**2  # of the mean loss
+            sums = self._measure(is_first=True)
+        self._clean_squares: Any = sums.get("gradient", self._one) / self._gradient_scale**2  # of the mean loss
         self._weight_squares: Any = sums.get("weights")  # None if nothing needs them
         for piece, gradient in groups.each(self._parts) if self.detailed else ():
-            piece.buffer("clean gradient").copy_(gradient / self._scale)
+            piece.buffer("clean gradient").copy_(gradient / self._gradient_scale)
         if not self.by_element:
             self._T = scale_of_groups(
                 plan.scale_function, plan.floor, groups, self._clean_squares, self._weight_squares
             )
             self._doubt = self._doubt + self._T.sum()
-        elif self.keeps_position or method is not None:
+        elif self.keeps_position or replaces:
             for piece, gradient in groups.each(self._parts):
-                self._kept_scales[piece] = piece.buffer("scale").copy_(self._scale_of(piece, gradient))
-        if method is not None:
+                self._kept_T[piece] = piece.buffer("T").copy_(self._own_scale(piece, gradient))
+        if method is not None and replaces:
             self._climb(method, kept, has_gradient=True)
-        slope = self._find_direction(sums)
+        slope = self._normalise(sums)
         # A budget is the rise of the mean loss along the direction: epsilon = budget / |T c|_q.
-        self._epsilon = self._one * self.size if plan.budget is None else self.size * inverse(slope / self._scale)
+        self._epsilon = (
+            self._one * self.size if plan.budget is None else self.size * inverse(slope / self._gradient_scale)
+        )
         self._doubt = self._doubt + self._epsilon
         for piece in groups.pieces if self.keeps_position else ():
             piece.buffer("position").zero_()
@@ -161,14 +164,14 @@ class _Ascent:
     def _read(self, seen: Pass, *, is_climbed: bool = True, is_first: bool = False) -> dict[str, Tensor]:
         """Take the gradient of a pass as what is climbed, and measure it."""
         scale = abs(seen.gradient_scale)  # its sign does not matter
-        self._scale = scale.to(self._one) if isinstance(scale, Tensor) else scale
+        self._gradient_scale = scale.to(self._one) if isinstance(scale, Tensor) else scale
         self._parts = self._gradients = self.groups.split(self.groups.gradients())  # dropped when the weights move
         return self._measure(is_climbed=is_climbed, is_first=is_first)
 
     def _measure(self, *, is_climbed: bool = True, is_first: bool = False) -> dict[str, Tensor]:
         """Sums of the gradient, and of its direction if T is not part of it, with one collective."""
         groups, plan = self.groups, self.plan
-        steep = is_climbed and not self.by_element and self.p == math.inf and bool(self._names_along)
+        also_along = is_climbed and not self.by_element and self.p == math.inf and bool(self._names_along)
         of_groups = not self.by_element
         weights = is_first and (
             self.measured or plan.cap is not None or (of_groups and reads_weights(plan.scale_function))
@@ -178,12 +181,12 @@ class _Ascent:
 
         def sums_of(piece: Piece, climbed: Any) -> list[Tensor]:
             found = [squares(climbed)] if gradient else []
-            found += self._sums_along(piece, climbed) if steep else []
+            found += self._sums_along(piece, climbed) if also_along else []
             return [*found, squares(piece.weights())] if weights else found
 
-        names = [*(["gradient"] if gradient else ()), *(self._names_along if steep else ())]
+        names = [*(["gradient"] if gradient else ()), *(self._names_along if also_along else ())]
         names += ["weights"] if weights else []
-        pairs: Any = groups.each(self._parts) if gradient or steep else zip(groups.pieces, repeat(None))
+        pairs: Any = groups.each(self._parts) if gradient or also_along else zip(groups.pieces, repeat(None))
         found = groups.sums(len(names), [sums_of(*each) for each in pairs], self._doubt_of_loss)
         sums = dict(zip(names, found, strict=True))
         if is_climbed and of_groups and self.p == 2.0:
@@ -191,17 +194,17 @@ class _Ascent:
         self._doubt = self._doubt + found[:1].sum()
         return sums
 
-    def _scale_of(self, piece: Piece, gradient: Tensor) -> Tensor:
+    def _own_scale(self, piece: Piece, gradient: Tensor) -> Tensor:
         """T of the weights of a piece, if each has its own."""
-        if piece in self._kept_scales:
-            return self._kept_scales[piece]
-        scale = self._scale.to(gradient) if isinstance(self._scale, Tensor) else self._scale
+        if piece in self._kept_T:
+            return self._kept_T[piece]
+        scale = self._gradient_scale.to(gradient) if isinstance(self._gradient_scale, Tensor) else self._gradient_scale
         return scale_of_weights(self.plan.scale_function, self.plan.floor, self.groups, piece, gradient, scale)
 
     def _climb(self, method: Method, kept: Kept, *, has_gradient: bool) -> None:
         """Climb what the method says, instead of the gradient."""
         parameters = [operand.parameter for operand in self.groups.operands]
-        with kept.bound(parameters, self._scale, self._is_finite):
+        with kept.bound(parameters, self._gradient_scale, self._is_finite):
             gradients = [dense_gradient(p, p.grad) for p in parameters] if has_gradient else None
             found = method.direction(gradients, kept)
         if isinstance(found, Noise):
@@ -221,7 +224,7 @@ class _Ascent:
         """(h, v, T), without the T of groups."""
         if not self.by_element:
             return climbed, steepest_ascent(climbed, self.p, self._largest, out=piece.scratch), None
-        scale = self._scale_of(piece, climbed)
+        scale = self._own_scale(piece, climbed)
         h = torch.mul(climbed, scale, out=piece.scratch)
         return h, steepest_ascent(h, self.p, self._largest), scale
 
@@ -238,7 +241,7 @@ class _Ascent:
             return [slope]
         return [slope, squares(v if scale is None else torch.mul(v, scale, out=piece.spare))]
 
-    def _find_direction(self, sums: dict[str, Tensor]) -> Tensor:
+    def _normalise(self, sums: dict[str, Tensor]) -> Tensor:
         """Find the factor of each group's v, and |T v|^2 if it is needed; return |T c|_q."""
         p, groups = self.p, self.groups
         if p not in (2.0, math.inf):
@@ -263,8 +266,8 @@ class _Ascent:
     def step(self, seen: Pass | None) -> None:
         """Compute y_k = project(y_{k-1} + eta / epsilon d_k), and move the weights to w + epsilon T y_k."""
         if seen is not None:
-            self._find_direction(self._read(seen))
-        groups, stride = self.groups, self.plan.stride
+            self._normalise(self._read(seen))
+        groups, stride = self.groups, self.plan.relative_step
         if not self.keeps_position:  # it starts at the centre, so projecting it only limits its length to 1
             factor = self._factor * min(1.0, stride)
             moved = (self._move(piece, climbed) for piece, climbed in groups.each(self._parts))
@@ -307,7 +310,7 @@ class _Ascent:
 
     def _times_scale(self, piece: Piece, position: Tensor) -> Tensor:
         """T y, if each weight has its own T; else y."""
-        return torch.mul(position, self._kept_scales[piece], out=piece.scratch) if self.by_element else position
+        return torch.mul(position, self._kept_T[piece], out=piece.scratch) if self.by_element else position
 
     def _shrinking(self, factor: Tensor, lengths: Any) -> Tensor:
         """What reduces the offsets `factor` T v to the cap; `lengths` are |T v_i|^2 without the T of groups."""
@@ -344,7 +347,7 @@ class _Ascent:
         count = predicts + (lengths is None)
         sums = groups.sums(count, found) if count else factor
         if predicts:
-            self._rise = (factor * sums[0]).sum() / self._scale
+            self._rise = (factor * sums[0]).sum() / self._gradient_scale
         lengths = sums[-1] if lengths is None else lengths
         offsets = (factor.abs() * lengths.sqrt()).nan_to_num(0.0, posinf=math.inf)  # 0 times NaN
         trace.offsets.append(offsets.expand_as(groups.sizes))
@@ -369,7 +372,7 @@ class _Ascent:
             pairs = groups.each(self._parts)
             both = groups.sums(1, [[products(own, piece.buffer("clean gradient"))] for piece, own in pairs])[0]
             report.gradient_norms = clean = self._clean_squares.sqrt()
-            report.gradient_ratios = last / self._scale * inverse(clean)
+            report.gradient_ratios = last / self._gradient_scale * inverse(clean)
             report.cosines = both * inverse(last * clean)
         return trace
 

@@ -18,10 +18,10 @@ from gasam.torch_private import copy_all, get_gradient, hides_its_memory, local,
 
 
 class Weights:
-    """All tensors that may move. In a pass at w + a they point to other memory; their own is never written.
+    """All tensors that may move. In a pass at w + a most point to other memory, and their own is not written.
 
-    That memory is kept between steps, so that its address stays the same. Some weights are written in place instead,
-    and copied back: FSDP2's shards, tensors that share their storage with others, and tensors with gaps in it.
+    That memory is kept between steps, so that its address stays the same. Written in place, and copied back, are
+    FSDP2's shards, tensors that share their storage with others, tensors with gaps in it, and all with `in_place`.
 
     Args:
         tensors: The parameters.
@@ -111,11 +111,11 @@ class Weights:
             elif in_rows or not 0 < memory.numel() <= limits(memory).small:
                 operand.target = self._twin(i, memory)
         self._groups, self._present, self._memories = Groups(operands, granularity), present, memories
-        plain = [o for o in operands if not is_sharded(o.parameter)]
+        unsharded = [o for o in operands if not is_sharded(o.parameter)]
         copied = [o for o in operands if o.source is not o.memory]
         written = [o for o in copied if o.target is o.memory or o in self._apart]
-        self._plain, self._own = [o.parameter for o in plain], [o.memory for o in plain]
-        self._away: list[Any] = [o.memory if o in written else o.target for o in plain]
+        self._unsharded, self._own = [o.parameter for o in unsharded], [o.memory for o in unsharded]
+        self._away: list[Any] = [o.memory if o in written else o.target for o in unsharded]
         self._copied, self._copies = [o.memory for o in copied], [o.source for o in copied]
         self._written = [o.memory for o in written], [o.source for o in written]
 
@@ -144,7 +144,7 @@ class Weights:
         if not self._moved:
             return
         changed = ""
-        if not all(map(Tensor.is_set_to, self._plain, self._away)):
+        if not all(map(Tensor.is_set_to, self._unsharded, self._away)):
             for operand in self._groups.operands:
                 now, before = _kind(local(operand.parameter)), _kind(operand.memory)
                 if now != before and not changed:
@@ -159,9 +159,9 @@ class Weights:
             )
 
     def _point(self, memories: Sequence[Tensor]) -> None:
-        deque(map(set_data, self._plain, memories), maxlen=0)
+        deque(map(set_data, self._unsharded, memories), maxlen=0)
         # torch does not notice the exchange: without this a graph from before it would give wrong gradients silently.
-        increment_version(self._plain)
+        increment_version(self._unsharded)
         forget_copies(self._sharded)
 
     @torch.no_grad()

@@ -18,6 +18,7 @@ from gasam import (
     asam,
     ga_sam,
     gsam,
+    momentum_sam,
     random_offsets,
     recommended,
     sam,
@@ -285,3 +286,16 @@ def test_a_recommended_walk_refuses_to_cost_more():
         SharpBackward(model, recommended(1.1))(loss_of(model))
     with pytest.raises(ValueError, match=r"2, 1\.25, 1\.1, 1, 'rounding', got 3"):
         recommended(3)
+
+
+def test_the_average_begins_with_the_first_finite_gradient():
+    """As with a loss scaler, whose first steps overflow."""
+    offsets = []
+    for first in (1.0, math.inf):
+        model = network()
+        sharp, loss = SharpBackward(model, momentum_sam(budget=0.1, cap=1.0)), loss_of(model)
+        for factor in (first, 1.0, 1.0):
+            model.zero_grad()
+            sharp(lambda factor=factor, loss=loss: loss() * factor)
+        offsets.append(sharp.last.norms[-1])
+    assert error(*offsets) < EXACT

@@ -27,7 +27,7 @@ Tensors = list[Tensor]
 
 
 class Method:
-    """Override what differs from SAM: `direction`, `fold` and `learn`. Gradients share one unknown positive factor.
+    """Override what differs from SAM: `direction`, `fold`, `learn`. Gradients share one positive factor, `kept.factor`.
 
     Attributes:
         clean_pass: Whether a walk begins with a pass at w. Without one `direction` gets None instead of a gradient.
@@ -85,7 +85,7 @@ class Kept:
     def __init__(self) -> None:
         self._kept: dict[str, dict[Tensor, Tensor]] = {}
         self._parameters: Sequence[Tensor] = ()
-        self._is_finite: Callable[[], Any] = bool
+        self._is_finite: Callable[[], Any] = bool  # False
         self.factor: Tensor | float = 1.0
         """The gradients of this step divided by those of the mean loss, such as a loss scale."""
         self.step = 0
@@ -107,7 +107,7 @@ class Kept:
         try:
             yield
         finally:
-            self._parameters, self._is_finite = (), bool  # which may hold the gradients of the step
+            self._parameters, self._is_finite = (), bool  # the other one may hold the gradients of the step
 
     def __getitem__(self, name: str) -> Tensors:
         known = self._kept.setdefault(name, {})
@@ -117,10 +117,12 @@ class Kept:
         return [known[parameter] for parameter in self._parameters]
 
     @torch.no_grad()
-    def mix(self, name: str, decay: float, g: Tensors) -> Tensors:
+    def mix(self, name: str, decay: Tensor | float, g: Tensors) -> Tensors:
         """Keep decay * kept + (1 - decay) * g, where g is divided by this step's factor; return what is kept."""
         pairs = zip(map(local, self[name]), map(local, g), strict=True)
-        return self.put(name, ((each / _on(self.factor, each)).to(own).lerp_(own, decay) for own, each in pairs))
+        return self.put(
+            name, ((each / _on(self.factor, each)).to(own).lerp_(own, _on(decay, own)) for own, each in pairs)
+        )
 
     @torch.no_grad()
     def put(self, name: str, values: Iterable[Tensor]) -> Tensors:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gasam.family import Kept, Method, Tensors
+from gasam.family import norm as norm_of
 from gasam.perturbation import Perturbation, check_at_least_zero, sam
 
 
@@ -31,8 +32,9 @@ class MovingAverage(Method):
         return kept["average"]
 
     def learn(self, g: Tensors, kept: Kept) -> None:
-        """m <- decay m + (1 - decay) g, and g in the first step"""
-        kept.mix("average", self.decay if kept else 0.0, g)
+        """m <- decay m + (1 - decay) g, and g in the first step that is finite"""
+        length = norm_of(kept["average"])
+        kept.mix("average", self.decay * (length > 0).to(length), g)
 
 
 def momentum_sam(
@@ -46,4 +48,4 @@ def momentum_sam(
     Args:
         decay: How slowly earlier gradients fade.
     """
-    return sam(epsilon, norm, **options | {"method": MovingAverage(decay)})
+    return sam(epsilon, norm, **{"method": MovingAverage(decay)} | options)

@@ -12,6 +12,8 @@ from gasam.perturbation import Perturbation
 
 @dataclass(frozen=True)
 class RandomDirection(Method):
+    """Climbs noise instead of a gradient."""
+
     seed: int
     clean_pass = False
 
