@@ -291,10 +291,10 @@ def test_a_recommended_walk_refuses_to_cost_more():
 def test_the_average_begins_with_the_first_finite_gradient():
     """As with a loss scaler, whose first steps overflow."""
     offsets = []
-    for first in (1.0, math.inf):
+    for factors in ((1.0, 1.0), (math.inf, 1.0, 1.0)):
         model = network()
         sharp, loss = SharpBackward(model, momentum_sam(budget=0.1, cap=1.0)), loss_of(model)
-        for factor in (first, 1.0, 1.0):
+        for factor in factors:
             model.zero_grad()
             sharp(lambda factor=factor, loss=loss: loss() * factor)
         offsets.append(sharp.last.norms[-1])
