@@ -131,7 +131,7 @@ class SharpBackward:
             look_at_function(function)
             function = checked_once(function, self.gradient_scale)
         with uninterrupted() as held:
-            run = _LossPasses(self, function, ascent, held)
+            run = LossPasses(self, function, ascent, held)
             self.step(run)
             return run.returned
 
@@ -243,7 +243,8 @@ class SharpBackward:
         if self.perturbation.needs_ascent and not has_ascent and walks:
             raise ValueError(
                 "this perturbation has needs_ascent=True, because a step without `ascent` costs whole passes: call "
-                "sharp(lambda: loss_of(batch), ascent=lambda: loss_of(part))"
+                "sharp(lambda: loss_of(batch), ascent=lambda: loss_of(part)), or set ascent_fraction=0.25 in Lightning "
+                "and the Trainer"
             )
         if not has_ascent and (method is None or method.clean_pass):
             return
@@ -333,7 +334,7 @@ class _PassesOfStep:
         trace.first = self._last + 1 - len(trace.losses) if self._fold is not None else 0
 
 
-class _LossPasses:
+class LossPasses:
     """The passes of a loss function, and of `ascent`."""
 
     def __init__(
@@ -344,7 +345,7 @@ class _LossPasses:
         held: uninterrupted,
     ) -> None:
         self._sharp, self._function, self._ascent, self._held = sharp, function, ascent, held
-        self._trained = [p for p in sharp.parameters if p.requires_grad]
+        self.trained = [p for p in sharp.parameters if p.requires_grad]
         self._passes = 0  # of the loss function so far
         self.has_ascent = ascent is not None
         self.returned: Any = None
@@ -357,7 +358,7 @@ class _LossPasses:
         return Pass(loss.detach().reshape(()), factor * loss_scale, loss_scale)
 
     def __call__(self, factor: float, last: bool, for_direction: bool) -> Pass:
-        sharp, trained = self._sharp, self._trained
+        sharp, trained = self._sharp, self.trained
         before, number = passes.have_gradients(trained), -1 if for_direction else self._passes
         with sharp.around_passes(number, last), self._held.let():
             loss, returned = passes.call(self._ascent if for_direction else self._function)  # type: ignore[arg-type]

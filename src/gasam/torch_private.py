@@ -59,6 +59,11 @@ def awaits_first_reduction(model: DistributedDataParallel) -> bool:
     return bool(model.static_graph and not model._static_graph_delay_allreduce_enqueued)
 
 
+def rebuild_buckets(model: DistributedDataParallel) -> None:
+    """What a forward pass does after the first backward pass, if that one was run inside of a forward pass."""
+    model.reducer._rebuild_buckets()
+
+
 def factors_of_product(node: Any) -> Sequence[Tensor]:
     """The tensors that the autograd node of a product has saved."""
     return [saved for saved in (node._saved_self, node._saved_other) if isinstance(saved, Tensor)]

@@ -40,6 +40,7 @@ class Weights:
         self.names = [f"parameter {i}" for i in range(len(self.tensors))] if names is None else names
         self.in_place = in_place
         self.walking = False
+        self.keeps_graph = False  # whether a graph that was made at w + a waits until the weights are there again
         self._sharded = any(map(is_sharded, self.tensors))
         self._moved = False  # whether memory was written that `home` must bring back
         self._groups = Groups([], "")
@@ -75,6 +76,11 @@ class Weights:
         if self._copied:
             copy_all(self._copies, self._copied)
         return self._groups
+
+    @property
+    def written_in_place(self) -> bool:
+        """Whether some of the groups' weights are written into their own memory."""
+        return bool(self._written[0])
 
     def _fits(self, present: list[int], granularity: str) -> bool:
         """Whether another step can reuse the groups: same tensors and same memory."""
@@ -161,7 +167,8 @@ class Weights:
     def _point(self, memories: Sequence[Tensor]) -> None:
         deque(map(set_data, self._unsharded, memories), maxlen=0)
         # torch does not notice the exchange: without this a graph from before it would give wrong gradients silently.
-        increment_version(self._unsharded)
+        if not self.keeps_graph:
+            increment_version(self._unsharded)
         forget_copies(self._sharded)
 
     @torch.no_grad()

@@ -1,6 +1,7 @@
 """A module as people write them, with and without the mixin, and the same training in a plain loop."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import lightning
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from gasam import SharpBackward, asam, ga_sam, sam
+from gasam import MovingAverage, SharpBackward, asam, friendly_sam, ga_sam, random_offsets, sam
 from gasam.integrations.lightning import SharpnessAwareModule
 from problems import batch, network
 from tolerances import flat
@@ -18,6 +19,18 @@ CASES = [
     (ga_sam(0.1, steps=2), 1, None, None), (sam(0.1), 3, 0.25, 2), (asam(0.1), 2, 0.25, None),
     (ga_sam(budget=0.1, cap=0.05), 3, None, 3),
 ]  # fmt: skip
+AVERAGE = replace(ga_sam(budget=0.1, cap=0.05), method=MovingAverage(0.7))
+# Walks in which the framework's own pass is displaced, whether the ascent is on a part, numbers of micro-batches, and
+# clipping.
+CHEAP = {
+    "average": (AVERAGE, False, 3, 0.25),
+    "average, two steps, part": (replace(sam(0.1, steps=2), method=MovingAverage(0.7)), True, 1, None),
+    "random": (random_offsets(0.05), False, 2, None),
+    "part": (ga_sam(budget=0.1, cap=0.05), True, 2, 0.25),
+    "part, mean of two steps": (ga_sam(0.1, steps=2), True, 1, None),
+    "part, last of two steps": (sam(0.1, steps=2), True, 3, None),
+    "part, friendly_sam": (friendly_sam(0.1), True, 1, None),
+}
 QUIET = {
     "accelerator": "cpu", "devices": 1, "logger": False, "enable_checkpointing": False,
     "enable_progress_bar": False, "enable_model_summary": False, "max_epochs": 1,
@@ -71,7 +84,7 @@ def fit(module, data, *, validation=None, ckpt_path=None, **options):
 
 def plain_loop(
     model, data, perturbation, *, accumulate=1, clip=None, autocast=nullcontext, scaler=None, around=None,
-    schedule=None, gamma=0.5,
+    schedule=None, gamma=0.5, part=None,
 ):  # fmt: skip
     """The same training without Lightning, or without Accelerate where the rate is constant, gamma=1."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -82,13 +95,13 @@ def plain_loop(
         around=around, schedule=schedule, accumulation=accumulate,
     )  # fmt: skip
 
-    def loss():
+    def loss(rows=slice(None)):
         with autocast():
-            return cross_entropy(model(x), y)
+            return cross_entropy(model(x[rows]), y[rows])
 
-    losses = []
+    losses, part = [], slice(part) if isinstance(part, int) else part
     for i, (x, y) in enumerate(data):  # noqa: B007 - the loss function reads them
-        losses.append(sharp(loss).item())
+        losses.append(sharp(loss, ascent=part and (lambda: loss(part))).item())
         if (i + 1) % accumulate == 0:
             scaler.unscale_(optimizer)
             if clip:

@@ -1,5 +1,7 @@
 """Lightning: the weights of a plain loop, the clean loss in the logs, the schedule, and what is said to mistakes."""
 
+from dataclasses import replace
+
 import lightning
 import pytest
 import pytorch_lightning
@@ -7,23 +9,27 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.plugins.precision import MixedPrecision
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
-from lightning_modules import CASES, QUIET, Plain, Sharp, batches, fit, loader, plain_loop, weights
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning_modules import AVERAGE, CASES, CHEAP, QUIET, Plain, Sharp, batches, fit, loader, plain_loop, weights
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 from two_processes import run_two
 
 from gasam import (
+    MovingAverage,
     Schedule,
     SharpBackward,
     SharpnessAware,
     friendly_sam,
     frozen_batchnorm,
     ga_sam,
+    gsam,
     look_sam,
+    random_offsets,
     recommended,
     sam,
     same_noise,
@@ -53,20 +59,112 @@ def test_five_steps_equal_a_plain_loop(perturbation, accumulate, clip, every):
     assert passes[accumulate : 2 * accumulate] == [1 if every else passes[0]] * accumulate
 
 
+@pytest.mark.parametrize("name", CHEAP)
+def test_cheaper_walks_equal_a_plain_loop(name):
+    """The framework's own pass is displaced. Callbacks before and after its backward see the weights at home."""
+    walk, on_part, accumulate, clip = CHEAP[name]
+
+    class Watching(lightning.Callback):
+        def on_train_batch_start(self, trainer, module, *_):
+            self.home = weights(module).clone()
+
+        def at_home(self, trainer, module, *_):
+            assert torch.equal(weights(module), self.home)
+
+        on_before_zero_grad = on_before_backward = on_after_backward = at_home
+
+    data, module, expected = batches(5 * accumulate), Sharp(perturbation=walk), network()
+    if on_part:
+        module.ascent_fraction = 0.3
+    options = {"accumulate_grad_batches": accumulate, "gradient_clip_val": clip}
+    trainer = fit(module, data, callbacks=[Watching()], **options)
+    losses = plain_loop(expected, data, walk, accumulate=accumulate, clip=clip, part=3 if on_part else None)
+    assert error(weights(module), weights(expected)) < EXACT
+    assert module.outputs == pytest.approx([loss / accumulate for loss in losses], rel=1e-12)
+    assert module.sharp.last.norms[-1] > 0
+    assert trainer.callback_metrics["loss_step"].item() == pytest.approx(losses[-1])
+    assert "perturbation_norm" in trainer.callback_metrics
+
+
+class Odd(nn.Module):
+    """Reads a parameter in a product with itself, has running statistics, and computes a part again in backward."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.factor = nn.Parameter(torch.rand(6).double() + 0.5)
+        self.body = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh()).double()
+        self.head = nn.Linear(5, 3).double()
+        self.means = []
+        self.body[1].register_forward_pre_hook(lambda _, given: self.means.append(given[0].detach().mean(0)))
+
+    def forward(self, x):
+        return checkpoint(self.head, self.body(x * self.factor * self.factor), use_reentrant=False)
+
+
+@pytest.mark.parametrize("name", ["average", "part, mean of two steps"])
+def test_what_backward_reads_is_displaced_and_running_statistics_count_one_pass(name):
+    walk, on_part, _, _ = CHEAP[name]
+    module, expected, data = Sharp(Odd(), walk), Odd(), batches(5)
+    module.ascent_fraction = 0.25 if on_part else None
+    fit(module, data)
+    plain_loop(expected, data, walk, part=2 if on_part else None, around=frozen_batchnorm(expected))
+    assert error(weights(module), weights(expected)) < EXACT
+    found, expected = module.model.body[1], expected.body[1]
+    assert found.num_batches_tracked == 5
+    assert error(found.running_mean, expected.running_mean) < EXACT
+    assert error(found.running_var, expected.running_var) < EXACT
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+@pytest.mark.parametrize("on_part", [False, True])
+def test_a_skipped_or_failing_step_leaves_everything(on_part):
+    """A graph that has lost its weights raises, instead of giving a wrong gradient."""
+
+    class Skipping(Sharp):
+        def training_step(self, batch, batch_idx):
+            self.loss = super().training_step(batch, batch_idx)
+            if batch_idx == 3 and self.clean_pass:
+                raise ArithmeticError("planted")
+            return None if batch_idx == 2 and self.clean_pass else self.loss
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            if batch_idx == 2:
+                assert torch.equal(weights(self), before)
+                with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                    self.loss.backward()
+            before.copy_(weights(self))
+
+    module, expected = Skipping(perturbation=ga_sam(0.1) if on_part else AVERAGE), network()
+    module.ascent_fraction = 0.25 if on_part else None
+    before = weights(module).clone()
+    with pytest.raises(ArithmeticError):
+        fit(module, batches(4))
+    assert torch.equal(weights(module), before)
+    plain_loop(expected, batches(2), module.perturbation, part=2 if on_part else None)
+    assert error(before, weights(expected)) < EXACT
+    assert not module.sharp.weights.keeps_graph
+    assert module.clean_pass
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("overflow", [False, True])
-def test_mixed_precision_equals_a_plain_loop(dtype, overflow):
+@pytest.mark.parametrize("walk", ["clean pass", "average", "part"])
+def test_mixed_precision_equals_a_plain_loop(dtype, overflow, walk):
     """With float16 also a loss scaler, which skips a step that overflows."""
     data, expected = batches(10, torch.float32), network(torch.float32)
     if overflow:  # the second micro-batch of step 3: beyond the largest float16
         data[5] = (data[5][0] * 1e6, data[5][1])
-    module, scalers = Sharp(network(torch.float32), ga_sam(0.1)), [None, None]
+    perturbation, part = AVERAGE if walk == "average" else ga_sam(0.1), 2 if walk == "part" else None
+    module, scalers = Sharp(network(torch.float32), perturbation), [None, None]
+    module.ascent_fraction = 0.25 if part else None
     if dtype == torch.float16:
         scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**10) for _ in range(2)]
     plugin = MixedPrecision("16-mixed" if scalers[0] else "bf16-mixed", "cpu", scalers[0])
     fit(module, data, plugins=plugin, accumulate_grad_batches=2, gradient_clip_val=0.5)
     autocast = lambda: torch.autocast("cpu", dtype)  # noqa: E731
-    plain_loop(expected, data, ga_sam(0.1), accumulate=2, clip=0.5, scaler=scalers[1], autocast=autocast)
+    options = {"accumulate": 2, "clip": 0.5, "scaler": scalers[1], "autocast": autocast}
+    plain_loop(expected, data, perturbation, part=part, **options)
     assert error(weights(module), weights(expected)) < SINGLE
     assert weights(module).isfinite().all()
     if scalers[0]:
@@ -74,8 +172,13 @@ def test_mixed_precision_equals_a_plain_loop(dtype, overflow):
 
 
 @pytest.mark.parametrize("off", ["epsilon", "enabled"])
-def test_off_is_plain_lightning_bit_for_bit(off):
-    plain, module = Plain(), Sharp(perturbation=ga_sam(0.0 if off == "epsilon" else 0.1, steps=3))
+@pytest.mark.parametrize("walk", ["clean pass", "average", "part"])
+def test_off_is_plain_lightning_bit_for_bit(off, walk):
+    perturbation = ga_sam(0.0 if off == "epsilon" else 0.1, steps=3)
+    if walk == "average":
+        perturbation = replace(perturbation, method=MovingAverage())
+    plain, module = Plain(), Sharp(perturbation=perturbation)
+    module.ascent_fraction = 0.25 if walk == "part" else None
     module.sharp.enabled = off != "enabled"
     for each in (plain, module):
         fit(each, batches(6), accumulate_grad_batches=3, gradient_clip_val=0.25)
@@ -84,7 +187,10 @@ def test_off_is_plain_lightning_bit_for_bit(off):
     assert module.outputs == plain.outputs
 
 
-@pytest.mark.parametrize("perturbation", [ga_sam(0.1, steps=2), friendly_sam(0.1), look_sam(0.1)], ids=str)
+RESUMED = [ga_sam(0.1, steps=2), friendly_sam(0.1), look_sam(0.1), AVERAGE, random_offsets(0.1)]
+
+
+@pytest.mark.parametrize("perturbation", RESUMED, ids=str)
 def test_resumed_run_equals_one_never_stopped(perturbation, tmp_path):
     """13 steps an epoch, so the checkpoint falls into a block of the schedule's losses."""
 
@@ -160,12 +266,12 @@ def test_mixin_works_before_a_plain_module_and_under_the_older_name():
     assert error(weights(module), weights(expected)) < EXACT
 
 
-def halves(rank):
+def halves(rank, walk):
     """A module that trains on a half of every batch."""
 
     class Half(Sharp):
         def training_step(self, batch, batch_idx):
-            half = slice(rank * 4, rank * 4 + 4)
+            half = slice(0, len(batch[1]) // 2) if rank == 0 else slice(len(batch[1]) // 2, None)
             return super().training_step((batch[0][half], batch[1][half]), batch_idx)
 
         def configure_model(self):
@@ -173,38 +279,53 @@ def halves(rank):
                 for layer in (self.model[0], self.model[2], self.model):
                     fully_shard(layer, mesh=self.device_mesh["data_parallel"])
 
-    return Half(perturbation=ga_sam(0.1, steps=2))
+    return Half(perturbation=walk)
 
 
-# Accumulation, clipping. DDP's clipping is that of one process; that of shards has to be seen.
-RUNS = {"ddp": [(1, None), (2, None)], "shards": [(1, None), (2, 0.25)]}
+# Engine, walk, accumulation, clipping. DDP's clipping is that of one process; that of shards has to be seen. The ascent
+# on a part comes first, because DDP's first backward is then inside of its forward.
+RUNS = {
+    "ddp, part": ("ddp", ga_sam(0.1), 1, None),
+    "ddp, part, accumulating": ("ddp", ga_sam(0.1, steps=2), 2, None),
+    "ddp": ("ddp", ga_sam(0.1, steps=2), 1, None),
+    "ddp, accumulating": ("ddp", ga_sam(0.1, steps=2), 2, None),
+    "ddp, average": ("ddp", AVERAGE, 2, None),
+    "shards": ("shards", ga_sam(0.1, steps=2), 1, None),
+    "shards, accumulating": ("shards", ga_sam(0.1, steps=2), 2, 0.25),
+}
 
 
 def worker(rank, path):
     """Both workers end with the same weights."""
-    for engine, runs in RUNS.items():
-        for accumulate, clip in runs:
-            sharded = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
-            module = halves(rank)
-            fit(
-                module, batches(5 * accumulate), strategy="ddp" if engine == "ddp" else sharded, devices=2,
-                accumulate_grad_batches=accumulate, gradient_clip_val=clip, use_distributed_sampler=False,
-            )  # fmt: skip
-            whole = [p.full_tensor() if engine == "shards" else p for p in module.model.parameters()]
-            everyone = [torch.empty_like(flat(whole)) for _ in range(2)]
-            dist.all_gather(everyone, flat(whole))
-            assert torch.equal(*everyone)
-            torch.save(flat(whole), f"{path}/{engine}-{accumulate}.pt")
+    for name, (engine, walk, accumulate, clip) in RUNS.items():
+        sharded = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+        module = halves(rank, walk)
+        module.part = taken if "part" in name else None
+        strategy = DDPStrategy(gradient_as_bucket_view=accumulate == 2) if engine == "ddp" else sharded
+        fit(
+            module, batches(5 * accumulate), strategy=strategy, devices=2, accumulate_grad_batches=accumulate,
+            gradient_clip_val=clip, use_distributed_sampler=False,
+        )  # fmt: skip
+        whole = [p.full_tensor() if engine == "shards" else p for p in module.model.parameters()]
+        everyone = [torch.empty_like(flat(whole)) for _ in range(2)]
+        dist.all_gather(everyone, flat(whole))
+        assert torch.equal(*everyone)
+        torch.save(flat(whole), f"{path}/{name}.pt")
+
+
+def taken(batch):
+    """Of both halves the first two examples."""
+    return [each[[0, 1, 4, 5]] for each in batch]
 
 
 def test_two_processes_equal_one_on_the_joint_batch(tmp_path, monkeypatch):
     """DDP and FSDP2: one walk for all workers, also while accumulating, where Lightning's DDP does not synchronise."""
     run_two(worker, tmp_path, monkeypatch)
-    for engine, runs in RUNS.items():
-        for accumulate, clip in runs:
-            expected, found = network(), torch.load(tmp_path / f"{engine}-{accumulate}.pt", weights_only=True)
-            plain_loop(expected, batches(5 * accumulate), ga_sam(0.1, steps=2), accumulate=accumulate, clip=clip)
-            assert error(found, weights(expected)) < EXACT, (engine, accumulate)
+    for name, (_, walk, accumulate, clip) in RUNS.items():
+        expected, found = network(), torch.load(tmp_path / f"{name}.pt", weights_only=True)
+        part = [0, 1, 4, 5] if "part" in name else None
+        plain_loop(expected, batches(5 * accumulate), walk, accumulate=accumulate, clip=clip, part=part)
+        assert error(found, weights(expected)) < EXACT, name
 
 
 def test_clean_loss_is_logged_and_handed_on_and_validation_sees_the_weights_at_home():
@@ -340,7 +461,7 @@ MISTAKES = [
     (lambda: walking(lambda module: module.model[0].parameters()), r"parameter 'model.2.weight' is trained, but"),
     (lambda: changed(configure_sharp_backward=backing), "must not give SharpBackward a backward"),
     (lambda: changed(automatic_optimization=False), r"SharpBackward\(self, backward=self.manual_backward"),
-    (lambda: changed(configure_optimizers=sharp_optimizer), "SharpnessAwareModule and SharpnessAware are both used"),
+    (lambda: changed(configure_optimizers=sharp_optimizer), "the mixin and SharpnessAware are both used"),
     (
         lambda: type("Iterating", (SharpnessAwareModule,), {"training_step": lambda self, dataloader_iter: None}),
         "can't be run again on the same batch",
@@ -356,6 +477,35 @@ MISTAKES = [
 def test_mistakes_are_named(make, words):
     with pytest.raises((TypeError, ValueError, RuntimeError), match=words):
         fit(make(), batches(1))
+
+
+class InPlace(Sharp):
+    """Its weights are written in place, as those that are sharded."""
+
+    def configure_sharp_backward(self):
+        return SharpBackward(self, self.perturbation, in_place=True)
+
+
+REFUSED = [
+    (InPlace, AVERAGE, {}, "use SharpBackward in your own training loop"),
+    (InPlace, sam(0.1), {"ascent_fraction": 0.25}, "use SharpBackward in your own training loop"),
+    (Sharp, AVERAGE, {"walk_schedule": Schedule(every=2)}, "give .*weight=1"),
+    (Sharp, sam(0.1), {"walk_schedule": Schedule(every=2), "part": lambda batch: batch}, "give .*weight=1"),
+    (Sharp, gsam(0.1), {"ascent_fraction": 0.25}, "GSAM needs the clean gradient of the whole batch"),
+    (Sharp, recommended(1.25)[0], {}, "ascent_fraction=0.25"),
+]
+
+
+@pytest.mark.parametrize(("kind", "walk", "options", "words"), REFUSED)
+def test_what_is_refused_leaves_the_weights(kind, walk, options, words):
+    module, seen = kind(perturbation=walk), []
+    for name, value in options.items():
+        setattr(module, name, value)
+    module.on_train_batch_start = lambda batch, index: seen.append(weights(module).clone())
+    with pytest.raises((ValueError, RuntimeError), match=words):
+        fit(module, batches(3))
+    assert torch.equal(weights(module), seen[-1])
+    assert all(p.grad is None or p.grad.isfinite().all() for p in module.parameters())
 
 
 class Unfreezing(BaseFinetuning):

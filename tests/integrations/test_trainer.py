@@ -1,5 +1,6 @@
 """Hugging Face Trainer: the weights of a plain loop, the clean loss in the logs, the schedule, and what is refused."""
 
+import dataclasses
 import itertools
 import os
 
@@ -29,6 +30,7 @@ from transformers import Seq2SeqTrainingArguments, Trainer, TrainerCallback
 from two_processes import run_two
 
 from gasam import (
+    MovingAverage,
     Schedule,
     SharpBackward,
     SharpnessAware,
@@ -36,6 +38,7 @@ from gasam import (
     friendly_sam,
     ga_sam,
     look_sam,
+    random_offsets,
     recommended,
     sam,
     same_noise,
@@ -66,13 +69,17 @@ def weights(model):
 
 def equal_a_plain_loop(
     folder, make, rows, loss, perturbation=GA_SAM, *, accumulate=1, given=None, kind=SharpnessAwareTrainer,
-    schedule=None, tolerance=EXACT, **options,
+    schedule=None, tolerance=EXACT, part=None, **options,
 ):  # fmt: skip
     """Compare the weights after five steps. Returns the trainer, and the traces of the loop with their weights."""
     model, expected = make(), make()
     args = arguments(folder, accumulate, **given or {})
-    trainer = trained(model, rows, args, perturbation=perturbation, schedule=schedule, kind=kind)
-    traces = plain_loop(expected, rows, loss, perturbation, accumulate=accumulate, schedule=schedule, **options)
+    options |= {"accumulate": accumulate, "schedule": schedule, "part": part}
+    fraction = len(part) / 4 if part else None
+    trainer = trained(
+        model, rows, args, perturbation=perturbation, schedule=schedule, kind=kind, ascent_fraction=fraction
+    )
+    traces = plain_loop(expected, rows, loss, perturbation, **options)
     assert error(weights(model), weights(expected)) < tolerance
     return trainer, traces
 
@@ -87,6 +94,39 @@ def test_classifier_equals_a_plain_loop(tmp_path, perturbation, accumulate, clip
     case = classifier, sentences(20 * accumulate), own_mean
     trainer, traces = equal_a_plain_loop(tmp_path, *case, perturbation, **options)
     assert len(trainer.sharp.last.losses) == len(traces[-1][1].losses)
+
+
+AVERAGE = dataclasses.replace(SMOOTH, method=MovingAverage(0.7))
+# Walks in which the Trainer's own pass is displaced, on which of four examples, and numbers of micro-batches.
+CHEAP = {
+    "average": (AVERAGE, None, 3),
+    "random": (random_offsets(0.05), None, 2),
+    "part": (dataclasses.replace(ga_sam(budget=0.02, cap=0.05), floor=1e-4), [0], 2),
+    "part, mean of two steps": (GA_SAM, [0, 1], 1),
+    "part, last of two steps": (sam(0.1, steps=2), [0], 2),
+}
+
+
+@pytest.mark.parametrize("name", CHEAP)
+def test_cheaper_walks_equal_a_plain_loop(tmp_path, name):
+    walk, part, accumulate = CHEAP[name]
+    options = {"accumulate": accumulate, "clip": 0.2, "given": {"max_grad_norm": 0.2}, "part": part}
+    trainer, traces = equal_a_plain_loop(tmp_path, classifier, sentences(20 * accumulate), own_mean, walk, **options)
+    assert error(trainer.sharp.last.norms[-1], traces[-1][1].norms[-1]) < EXACT
+    assert trainer.sharp.last.passes == walk.steps + (part is not None)
+    logged = trainer.state.log_history[-2]
+    assert "sharpness" not in logged
+    assert logged["perturbation_norm"] > 0
+
+
+@pytest.mark.parametrize("name", ["average", "part"])
+def test_language_model_finds_the_direction_of_the_mean(tmp_path, name):
+    """The budget must not see that the Trainer divides sums over words by the words of all micro-batches."""
+    walk, part, accumulate = CHEAP[name]
+    walk = dataclasses.replace(ga_sam(budget=0.02, norm=2.0, cap=1e9), floor=1e-4, method=walk.method)
+    options = {"accumulate": accumulate, "count": words_of, "tolerance": SINGLE, "part": part}
+    trainer, traces = equal_a_plain_loop(tmp_path, language_model, texts(20 * accumulate), next_word, walk, **options)
+    assert error(trainer.sharp.last.norms[-1], traces[-1][1].norms[-1]) < SINGLE
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
@@ -137,9 +177,10 @@ def test_bf16_equals_autocast_in_a_plain_loop(tmp_path):
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_gradient_checkpointing_changes_nothing(tmp_path, use_reentrant):
+@pytest.mark.parametrize("perturbation", [GA_SAM, AVERAGE])
+def test_gradient_checkpointing_changes_nothing(tmp_path, use_reentrant, perturbation):
     given = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": use_reentrant}}
-    equal_a_plain_loop(tmp_path, classifier, sentences(20), own_mean, given=given)
+    equal_a_plain_loop(tmp_path, classifier, sentences(20), own_mean, perturbation, given=given)
 
 
 class Masked:
@@ -161,17 +202,20 @@ class MaskedSharp(Masked, SharpnessAwareTrainer):
 
 
 @pytest.mark.parametrize("off", ["epsilon", "enabled"])
-def test_off_is_the_plain_trainer_bit_for_bit(tmp_path, off):
+@pytest.mark.parametrize("walk", ["clean pass", "average", "part"])
+def test_off_is_the_plain_trainer_bit_for_bit(tmp_path, off, walk):
     plain = MaskedTrainer(model=classifier(0.1), args=arguments(tmp_path, 2), train_dataset=sentences(40))
     plain.train()
-    perturbation = ga_sam(0.0 if off == "epsilon" else 0.1)
-    sharp = made(classifier(0.1), sentences(40), arguments(tmp_path, 2), perturbation=perturbation, kind=MaskedSharp)
+    perturbation = ga_sam(0.0 if off == "epsilon" else 0.1, method=MovingAverage() if walk == "average" else None)
+    options = {"perturbation": perturbation, "ascent_fraction": 0.25 if walk == "part" else None}
+    sharp = made(classifier(0.1), sentences(40), arguments(tmp_path, 2), kind=MaskedSharp, **options)
     sharp.sharp.enabled = off != "enabled"
     sharp.train()
     assert same_bits(sharp.model.parameters(), plain.model.parameters())
     logs = [[entry["loss"] for entry in each.state.log_history if "loss" in entry] for each in (plain, sharp)]
     assert logs[0] == logs[1]
-    assert len(sharp.states) == len(plain.states) == 10  # no loss beside the Trainer's
+    extra = 3 if walk == "average" else 0  # an average asks once in which unit the loss is, and changes no state
+    assert len(sharp.states) == len(plain.states) + extra == 10 + extra
 
 
 def test_model_is_asked_from_where_the_generators_stand_and_leaves_them_there(tmp_path):
@@ -188,7 +232,10 @@ def test_model_is_asked_from_where_the_generators_stand_and_leaves_them_there(tm
         assert not torch.equal(trainer.states[asked + 1], trainer.states[0])
 
 
-@pytest.mark.parametrize("perturbation", [ga_sam(0.02, steps=2), friendly_sam(0.05), look_sam(0.05)], ids=str)
+RESUMED = [ga_sam(0.02, steps=2), friendly_sam(0.05), look_sam(0.05), AVERAGE, random_offsets(0.05)]
+
+
+@pytest.mark.parametrize("perturbation", RESUMED, ids=str)
 def test_resumed_run_equals_one_never_stopped(tmp_path, perturbation):
     def options(folder):
         args = arguments(tmp_path / folder, max_steps=12, save_strategy="steps", save_steps=7)
@@ -202,7 +249,7 @@ def test_resumed_run_equals_one_never_stopped(tmp_path, perturbation):
     assert same_bits(resumed.model.parameters(), whole.model.parameters())
     assert resumed.sharp.last.strength == whole.sharp.last.strength
     if perturbation.method is None:
-        (checkpoint / "walk_schedule.json").unlink()
+        (checkpoint / "walk.pt").unlink()
         with pytest.warns(UserWarning, match="the schedule begins again at step 0"):
             made(classifier(0.2), **options("third")).train(resume_from_checkpoint=str(checkpoint))
 
@@ -265,7 +312,8 @@ def test_clean_loss_and_trace_go_to_the_logs_and_evaluation_is_untouched(tmp_pat
     assert "sharpness" not in evaluated
 
 
-def test_failing_pass_leaves_all_at_home(tmp_path):
+@pytest.mark.parametrize("fraction", [None, 0.25])
+def test_failing_pass_leaves_all_at_home(tmp_path, fraction):
     class Failing(SharpnessAwareTrainer):
         calls = 0
 
@@ -275,7 +323,7 @@ def test_failing_pass_leaves_all_at_home(tmp_path):
                 raise KeyboardInterrupt
             return super().compute_loss(*args, **kwargs)
 
-    trainer = made(classifier(), sentences(20), arguments(tmp_path), kind=Failing)
+    trainer = made(classifier(), sentences(20), arguments(tmp_path), kind=Failing, ascent_fraction=fraction)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     assert torch.equal(weights(trainer.model), weights(classifier()))
@@ -328,7 +376,7 @@ def test_mistakes_are_named(tmp_path):
     with pytest.raises(TypeError, match="create_sharp_backward must return a SharpBackward, got NoneType"):
         trained(*given, kind=nothing)
     twice = SharpnessAware(torch.optim.SGD(given[0].parameters(), lr=0.1), sam(0.1))
-    with pytest.raises(RuntimeError, match="SharpnessAwareTrainer and SharpnessAware are both used"):
+    with pytest.raises(RuntimeError, match="the mixin and SharpnessAware are both used"):
         trained(*given, optimizers=(twice, None))
 
 
@@ -353,7 +401,13 @@ RUNS = {
     "one": (1, {"average_tokens_across_devices": False}),
     "accumulating": (2, {"average_tokens_across_devices": False}),
     "doubled": (1, {"learning_rate": 0.01}),
+    "average": (2, {"average_tokens_across_devices": False}),
+    "part": (2, {"average_tokens_across_devices": False}),
 }
+
+
+def walk_and_part(name):
+    return AVERAGE if name == "average" else SMOOTH, 0.5 if name == "part" else None
 
 
 def worker(rank, path):
@@ -362,13 +416,15 @@ def worker(rank, path):
     for name, (accumulate, options) in RUNS.items():
         options = {"optim": "sgd", "max_grad_norm": 0.0, "per_device_train_batch_size": 2} | options
         args = arguments(f"{path}/{name}", accumulate, **options)
-        trainer = trained(classifier(), sentences(20 * accumulate), args, perturbation=SMOOTH)
+        walk, fraction = walk_and_part(name)
+        rows = sentences(20 * accumulate)
+        trainer = trained(classifier(), rows, args, perturbation=walk, ascent_fraction=fraction)
         assert trainer.args.world_size == 2
         found = weights(trainer.model)
         everyone = [torch.empty_like(found) for _ in range(2)]
         dist.all_gather(everyone, found)
         assert torch.equal(*everyone)
-        assert [entry for entry in trainer.state.log_history if entry.get("sharpness", 0) > 0]
+        assert [entry for entry in trainer.state.log_history if entry.get("perturbation_norm", 0) > 0]
         torch.save(found, f"{path}/{name}.pt")
 
 
@@ -377,7 +433,9 @@ def test_two_processes_equal_one_on_the_joint_batch(tmp_path, monkeypatch):
     run_two(worker, tmp_path, monkeypatch)
     for name, (accumulate, _) in RUNS.items():
         expected, rows = classifier(), sentences(20 * accumulate)
-        plain_loop(expected, rows, own_mean, SMOOTH, accumulate=accumulate, clip=0.0, base=torch.optim.SGD)
+        walk, fraction = walk_and_part(name)
+        options = {"accumulate": accumulate, "clip": 0.0, "base": torch.optim.SGD}
+        plain_loop(expected, rows, own_mean, walk, part=[0, 2] if fraction else None, **options)
         found = torch.load(tmp_path / f"{name}.pt", weights_only=True)
         assert error(found, weights(expected)) < EXACT, name
 

@@ -116,7 +116,7 @@ def words_of(batch, shift=1):
 
 def plain_loop(
     model, rows, loss, perturbation=GA_SAM, *, accumulate=1, clip=1.0, count=None, autocast=nullcontext, around=None,
-    base=torch.optim.AdamW, schedule=None,
+    base=torch.optim.AdamW, schedule=None, part=None,
 ):  # fmt: skip
     """Five steps without the Trainer: micro-batches of four, weighted by their words where `count` is given."""
     batches = [stacked(rows[i : i + 4]) for i in range(0, 20 * accumulate, 4)]
@@ -125,9 +125,9 @@ def plain_loop(
     sharp = SharpBackward(model.parameters(), perturbation, around=around, schedule=schedule, accumulation=accumulate)
     traces = []
 
-    def function():
+    def function(rows=slice(None)):
         with autocast():
-            return loss(model, batch)
+            return loss(model, {name: each[rows] for name, each in batch.items()})
 
     model.train()
     for step in range(5):
@@ -135,7 +135,7 @@ def plain_loop(
         for batch in micro_batches:
             weight = 1.0 if count is None else count(batch) / sum(map(count, micro_batches))
             sharp.backward = lambda backed, weight=weight: (backed * weight).backward()
-            sharp(function)
+            sharp(function, ascent=part and (lambda: function(part)))
             traces.append((weight, sharp.last))
         if clip:
             nn.utils.clip_grad_norm_(trained, clip)

@@ -1,54 +1,132 @@
-"""`FirstPass`, a walk whose clean pass is run by the framework, and checks that the integrations share."""
+"""`FirstPass`, a walk whose first pass is run by the framework, and checks that the integrations share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from copy import copy, deepcopy
+from functools import partial
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.nn.parallel import DistributedDataParallel
 
-from gasam.backward import SharpBackward
+from gasam.backward import LossPasses, SharpBackward
 from gasam.contexts import includes, together
 from gasam.distributed import per_worker, shared_walk
-from gasam.fold import clean_factor
 from gasam.optimizer import SharpnessAware
-from gasam.passes import Backward, now
+from gasam.passes import Backward, Pass, loss_in, now, uninterrupted
+from gasam.schedule import is_number
+from gasam.torch_private import get_gradient, rebuild_buckets, set_gradient
+
+Part = Callable[[Any], Any]
+"""From a batch to the part on which the ascent is found."""
 
 
 class FirstPass:
-    """Created before the framework's forward pass, so that `around(0, ..)` covers all of it, as in a plain loop."""
+    """A step whose first pass of the loss function is the framework's: `forward` runs its forward, `fold` the rest.
+
+    If that pass is at w + a, the step runs twice: `forward` ends it after the framework's forward, so the weights are
+    home when callbacks run. `fold` runs it again with the gradients of passes that only find a direction, which were
+    kept. The displaced weights get the same bits, and the framework's backward finds what its forward has read.
+    """
+
+    returned: Any = None
+    has_ascent = False
 
     def __init__(self, sharp: SharpBackward, model: object) -> None:
         self.sharp = sharp
-        self.loss: Tensor | None = None
+        self.loss: Tensor | None = None  # of the framework's forward
         self._around = sharp.around
-        if isinstance(model, DistributedDataParallel) and not includes(sharp.around, per_worker):
+        self._model = model if isinstance(model, DistributedDataParallel) else None
+        if self._model is not None and not includes(sharp.around, per_worker):
             # Frameworks accumulate under no_sync, where each worker would compute its own perturbation. A method's fold
             # needs the reduced gradient of the last pass as well.
-            share = shared_walk(model, also_last=sharp.perturbation.own_fold is not None)
+            share = shared_walk(self._model, also_last=sharp.perturbation.own_fold is not None)
             self._around = together(share, sharp.around)
-        self._stack = ExitStack()
-        self._stack.enter_context(self._around(0, not sharp.walks()))
+        self._stack = ExitStack()  # of the framework's pass, which `forward` opens and `fold` closes
+        self._decided = {"enabled": sharp.enabled, "perturbation": sharp.perturbation}  # for both
+        self._factor = 1.0  # of the loss of the present pass
+        self._found: list[tuple[Pass, list[Tensor | None]]] = []  # passes that only found a direction, and gradients
 
     def close(self) -> None:
         self._stack.close()
+        if self.sharp.weights.keeps_graph:  # there was no backward, and later it would be wrong
+            self.sharp.weights.keeps_graph = False
+            increment_version(self.sharp.weights.tensors)
 
-    def fold(
-        self, made: Tensor, backward: Backward, again: Callable[[], Any], *, items: Tensor | float = 1.0
-    ) -> Tensor:
-        """Run the walk; return the factor by which the framework multiplied the loss, for example 1 / accumulation.
+    def forward(
+        self, run: Callable[[], Any], again: Callable[[], Any], ascent: Callable[[], Any] | None, backward: Backward
+    ) -> Any:
+        """Run the framework's forward where the first pass of the loss function belongs; return its result.
 
         Args:
-            made: The tensor that the framework computed from the clean loss; the clean pass calls backward on it.
+            run: The framework's forward.
+            again: Computes the loss of later passes.
+            ascent: Computes the loss of passes that only find a direction.
+            backward: The framework's backward, for `ascent`. Autocast is off in it, as in the framework.
+        """
+        sharp, method, output = self.sharp, self.sharp.perturbation.method, None
+        self._again, self._ascent, self.has_ascent = again, ascent, ascent is not None
+
+        def function() -> None:
+            nonlocal output
+            displaced = sharp.weights.walking
+            if displaced and sharp.weights.written_in_place:
+                raise RuntimeError(
+                    "ascent_fraction and walks without a clean pass can't displace the framework's own pass if weights "
+                    "are sharded, overlap, or are written in place: use SharpBackward in your own training loop"
+                )
+            output = run()
+            self.loss = loss_in(output)
+            sharp.weights.keeps_graph = displaced and self.loss is not None
+            raise _Forwarded
+
+        def apart(loss: Tensor) -> None:
+            with torch.autocast(loss.device.type, enabled=False):
+                backward(loss)
+
+        with suppress(_Forwarded):
+            if sharp.walks() and (self.has_ascent or (method is not None and not method.clean_pass)):
+                with self._restored():
+                    self._step(function, backward=apart)
+            self._pass(0, not sharp.walks())
+            function()
+        return output
+
+    @contextmanager
+    def _restored(self) -> Iterator[None]:
+        """Afterwards restore gradients and what a direction has changed, because `fold` begins again."""
+        kept, method, parameters = self.sharp.kept, self.sharp.perturbation.method, self.sharp.parameters
+        state = None if method is None or method.learns else deepcopy(kept.state_dict(parameters))
+        # Without the caller's gradients the step need not copy them. The next pass may write views of DDP's buckets.
+        here = [] if self._model is not None and self._model.gradient_as_bucket_view else parameters
+        gradients = list(map(get_gradient, here))
+        deque(map(set_gradient, here, repeat(None)), maxlen=0)
+        try:
+            yield
+        finally:
+            deque(map(set_gradient, here, gradients), maxlen=0)
+            if state is not None:
+                kept.load_state_dict(state, parameters)
+
+    def fold(self, made: Tensor, backward: Backward, *, items: Tensor | float = 1.0) -> Tensor:
+        """Run the walk; return the factor by which the framework multiplied the loss, for example 1 / accumulation.
+
+        The losses of later passes are multiplied by the same factor, d(made)/d(loss), which two hooks read in the first
+        backward pass.
+
+        Args:
+            made: The tensor that the framework computed from the loss of `forward`; its pass calls backward on it.
             backward: The framework's backward.
-            again: Computes the loss of a displaced pass. It is multiplied by the same factor, d(made)/d(loss), which
-                two hooks read in the clean backward pass.
             items: The loss divided by the mean over its examples. Multiplies the user's `gradient_scale`.
         """
-        loss, scale, plan = self.loss, self.sharp.gradient_scale, self.sharp.perturbation
+        loss, scale = self.loss, self.sharp.gradient_scale
         assert loss is not None
         factors: list[Tensor] = []
 
@@ -58,20 +136,92 @@ class FirstPass:
                 backward(share * factors[0])
                 return
             with _derivative(loss) as at_loss, _derivative(made) as at_made:
-                backward(made if share is loss else made * clean_factor(plan.steps, plan.risk))
+                backward(made if self._factor == 1 else made * self._factor)
+            self.sharp.weights.keeps_graph = False
             if not at_loss:
                 raise RuntimeError(
-                    "the tensor given to backward does not depend on the loss of the clean pass: do not detach it"
+                    "the tensor given to backward does not depend on the loss of the first pass: do not detach it"
                 )
             factors.append(at_loss[0] / at_made[0])
 
-        replaced = {"backward": scaled_backward, "around": self._pass, "gradient_scale": lambda: now(scale) * items}
-        with shadowed(self.sharp, knows_function=True, **replaced):
-            self.sharp(lambda: again() if factors else loss)
+        function = lambda: self._again() if factors else loss  # noqa: E731
+        self._step(function, backward=scaled_backward, gradient_scale=lambda: now(scale) * items)
         return factors[0]
 
+    def _step(self, function: Callable[[], Any], **replaced: object) -> None:
+        with shadowed(self.sharp, around=self._pass, **self._decided, **replaced), uninterrupted() as held:
+            self._run = LossPasses(self.sharp, function, self._ascent, held)
+            try:
+                self.sharp.step(self)
+            finally:
+                del self._run  # which knows this object, so that both would stay until the garbage is collected
+
+    def plain(self) -> Pass:
+        return self._run.plain()
+
+    def __call__(self, factor: float, last: bool, for_direction: bool) -> Pass:
+        self._factor, trained = factor, self._run.trained
+        if for_direction and self.loss is not None:
+            seen, gradients = self._found.pop(0)
+            deque(map(set_gradient, trained, gradients), maxlen=0)
+            return seen
+        seen = self._run(factor, last, for_direction)
+        if for_direction:
+            gradients = list(map(get_gradient, trained))
+            if self._model is not None:
+                gradients = [None if each is None else each.clone() for each in gradients]  # of views of its buckets
+                rebuild_buckets(self._model)
+            self._found.append((seen, gradients))
+        return seen
+
     def _pass(self, k: int, last: bool) -> AbstractContextManager[Any]:
-        return self._stack if k == 0 else self._around(k, last)
+        if k != 0:
+            return self._around(k, last)
+        if self.loss is None:
+            self._stack.enter_context(self._around(0, last))
+            return nullcontext()
+        return self._stack
+
+
+class _Forwarded(BaseException):
+    """Ends the step in `forward`."""
+
+
+def part_of(share: float | None, part: Part | None) -> Part | None:
+    """The function that takes the part of a batch on which the ascent is found. None means the whole batch."""
+    if part is not None or share is None:
+        return part
+    if not (is_number(share) and 0 < share <= 1):
+        raise ValueError(f"ascent_fraction must be a share in (0, 1], such as 0.25, or None, got {share!r}")
+    return partial(_first_examples, share)
+
+
+def _first_examples(share: float, batch: Any) -> Any:
+    """The first share of the examples, which are the first dimension of every tensor in the batch."""
+    shapes: set[tuple[int, ...]] = set()
+    _each_tensor(lambda tensor: shapes.add(tuple(tensor.shape[:1])), batch)
+    if len(shapes) != 1 or () in shapes:
+        raise ValueError(
+            "it is not clear what the first examples of this batch are, because the first dimensions of its tensors "
+            f"are {sorted(shapes)}: give part=, a function from the batch to the part that ascent_fraction would take"
+        )
+    count = math.ceil(share * shapes.pop()[0] - 1e-9)
+    return _each_tensor(lambda tensor: tensor[:count], batch)
+
+
+def _each_tensor(function: Callable[[Tensor], Any], batch: Any) -> Any:
+    """The batch with each of its tensors replaced, in mappings, lists and tuples of any depth."""
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if isinstance(batch, MutableMapping):
+        found = copy(batch)  # a BatchEncoding stays one
+        for key, value in batch.items():
+            found[key] = _each_tensor(function, value)
+        return found
+    if isinstance(batch, list | tuple):
+        make = getattr(batch, "_make", type(batch))  # a namedtuple stays one
+        return make([_each_tensor(function, each) for each in batch])
+    return batch
 
 
 @contextmanager
@@ -112,18 +262,8 @@ def check_order(cls: type, mixin: type, framework: str) -> None:
         )
 
 
-def check_optimizers(optimizers: Iterable[object], mixin: str) -> None:
-    """Raise if an optimizer would run the walk a second time."""
-    for optimizer in optimizers:
-        if isinstance(getattr(optimizer, "optimizer", optimizer), SharpnessAware):
-            raise RuntimeError(
-                f"{mixin} and SharpnessAware are both used, so each would run a walk: give the plain optimizer, or "
-                f"remove {mixin}"
-            )
-
-
-def check_parts(sharp: object, model: nn.Module, builder: str) -> None:
-    """Raise unless `sharp` has all trained parameters and the default backward."""
+def check_parts(sharp: object, model: nn.Module, optimizers: Iterable[object], builder: str) -> None:
+    """Raise unless `sharp` has all trained parameters and the default backward, and no optimizer walks as well."""
     if not isinstance(sharp, SharpBackward):
         raise TypeError(f"{builder} must return a SharpBackward, got {type(sharp).__name__}")
     if sharp.backward is not torch.Tensor.backward:
@@ -134,6 +274,12 @@ def check_parts(sharp: object, model: nn.Module, builder: str) -> None:
             raise RuntimeError(
                 f"parameter {name!r} is trained, but {builder} did not give it to SharpBackward: give all of "
                 "named_parameters(), including frozen ones, and add no module later"
+            )
+    for optimizer in optimizers:
+        if isinstance(getattr(optimizer, "optimizer", optimizer), SharpnessAware):
+            raise RuntimeError(
+                "the mixin and SharpnessAware are both used, so each would run a walk: give the plain optimizer, or "
+                "remove the mixin"
             )
 
 

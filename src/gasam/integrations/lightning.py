@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib.util import find_spec
 from inspect import signature
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gasam.backward import SharpBackward
 from gasam.integrations import require
-from gasam.integrations.first_pass import FirstPass, check_optimizers, check_order, check_parts, knows_all, shadowed
+from gasam.integrations.first_pass import FirstPass, Part, check_order, check_parts, knows_all, part_of, shadowed
 from gasam.passes import Around
 from gasam.perturbation import Perturbation
 from gasam.schedule import Schedule, StrengthOfStep
@@ -35,21 +35,24 @@ class SharpnessAwareModule(LightningModule):
     """A mixin for LightningModule. Put it first in the list of bases.
 
     Set `self.perturbation` and `self.walk_schedule` to choose a walk. By default it is the recommended one. The state
-    of the schedule is saved in Lightning's checkpoints.
+    of the schedule is saved in Lightning's checkpoints. Set `self.ascent_fraction = 0.25` to find the ascent on the
+    first quarter of the examples, or `self.part` to a function from the batch to another part.
 
     The optimizer, accumulation, clipping, precision, DDP and FSDP2 work as usual. `training_step` runs K+1 times. Only
-    the clean pass is logged and counted in torchmetrics; `self.clean_pass` is True during it. The mixin logs
-    `sharpness`, which is L(w + a_K) - L(w), and `perturbation_norm`, which is |a_K|. Override
-    `configure_sharp_backward` to set other options of SharpBackward.
+    Lightning's own pass is logged and counted in torchmetrics; `self.clean_pass` is True during it. It is the clean
+    pass, or the first pass of the whole batch if there is none. The mixin logs `sharpness`, which is L(w + a_K) - L(w),
+    if there is a clean pass, and `perturbation_norm`, which is |a_K|. Override `configure_sharp_backward` to set other
+    options of SharpBackward.
     """
 
     # No default values here, because they would hide those of the classes that follow in the list of bases.
     perturbation: Perturbation
     walk_schedule: Schedule | StrengthOfStep | None
+    ascent_fraction: float | None
+    part: Part | None
     clean_pass = True
     _sharp: SharpBackward | None = None
     _first: FirstPass | None = None
-    _arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
     _inside = False
     _checked: object = None  # the Trainer for which the checks were made
 
@@ -89,18 +92,30 @@ class SharpnessAwareModule(LightningModule):
             return
         backward = super().backward
         try:
-            first.fold(loss, lambda share: backward(share, *args, **kwargs), functools.partial(self._again, first))
+            first.fold(loss, lambda share: backward(share, *args, **kwargs))
         finally:
             first.close()
-            self._arguments = ((), {})
         if self.sharp.last is not None and not self.sharp.last.between_walks and _is_read(self.trainer):
-            self.log("sharpness", self.sharp.last.sharpness)
+            if self.sharp.last.first == 0:
+                self.log("sharpness", self.sharp.last.sharpness)
             self.log("perturbation_norm", self.sharp.last.norms[-1])
 
-    def _again(self, first: FirstPass) -> Any:
-        arguments, named = self._arguments
+    def _run(self, *arguments: Any, **named: Any) -> Any:
+        """Run `training_step` once more."""
         with shadowed(self, clean_pass=False), _quiet(self):
-            return _loss(self.trainer.strategy.training_step(*arguments, **named))
+            return self.trainer.strategy.training_step(*arguments, **named)
+
+    def _ascent(self, batch: Any, *others: Any, **named: Any) -> Callable[[], Any] | None:
+        """`training_step` on a part of the batch, if that is asked for."""
+        take = part_of(getattr(self, "ascent_fraction", None), getattr(self, "part", None))
+        if take is None or not self.sharp.could_walk:
+            return None
+        return functools.partial(self._run, take(batch), *others, **named)
+
+    def _of_ascent(self, loss: Tensor) -> None:
+        """Backward of passes that only find a direction."""
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        super().backward(loss if scaler is None else scaler.scale(loss))
 
 
 def _keeping(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,19 +131,21 @@ def _keeping(step: Callable[..., Any]) -> Callable[..., Any]:
         if self._first is not None:  # backward was not called after the last training_step
             self._first.close()
         if self._checked is not self._trainer or not knows_all(self.sharp, self._trainer.optimizers):
-            check_parts(self.sharp, self, "configure_sharp_backward")
-            check_optimizers(self._trainer.optimizers, "SharpnessAwareModule")
+            check_parts(self.sharp, self, self._trainer.optimizers, "configure_sharp_backward")
             self._checked = self._trainer
             if self.sharp.clock.total_steps is None:
                 self.sharp.clock.total_steps = _total_steps(self._trainer)
-        self.sharp.begin_step(self._trainer.global_step)
+        self.sharp.begin_step(self._trainer.global_step, last=not self._trainer.fit_loop._should_accumulate())
         first, self._first = FirstPass(self.sharp, self.trainer.strategy.model), None
-        self._arguments = (args, kwargs)
+
+        def run() -> Any:
+            with shadowed(self, _inside=True):
+                return step(self, *args, **kwargs)
+
         with ExitStack() as failing:
             failing.callback(first.close)
-            with shadowed(self, _inside=True):
-                output = step(self, *args, **kwargs)
-            first.loss = _loss(output)
+            again = functools.partial(self._run, *args, **kwargs)
+            output = first.forward(run, again, self._ascent(*args, **kwargs), self._of_ascent)
             if first.loss is not None:
                 self._first = first
                 failing.pop_all()
@@ -184,10 +201,6 @@ def lightning_closure(module: LightningModule) -> Around:
 def _is_read(trainer: Any) -> bool:
     """Whether values logged now are used. Otherwise `log` is skipped, because each call costs a millisecond."""
     return not trainer.barebones and (trainer.is_last_batch or trainer._logger_connector.should_update_logs)
-
-
-def _loss(output: Any) -> Any:
-    return output.get("loss") if isinstance(output, Mapping) else output
 
 
 def _refuse(module: SharpnessAwareModule) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
-from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -14,10 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from gasam.backward import METHOD, SharpBackward
+from gasam.backward import SharpBackward
 from gasam.contexts import same_noise
 from gasam.integrations import require
-from gasam.integrations.first_pass import FirstPass, check_optimizers, check_order, check_parts, knows_all, shadowed
+from gasam.integrations.first_pass import FirstPass, Part, check_order, check_parts, knows_all, part_of, shadowed
 from gasam.perturbation import Perturbation
 from gasam.recommended import chosen
 from gasam.scales import reads_gradient
@@ -38,15 +36,19 @@ _REFUSED = ("DEEPSPEED", "FSDP", "MEGATRON_LM")
 class SharpnessAwareTrainerMixin(_Trainer):
     """A mixin for Trainer. Put it first in the list of bases.
 
-    The Trainer runs the clean pass; displaced passes call `compute_loss` again. Optimizer, scheduler, clipping,
-    accumulation, checkpoints and callbacks work as usual. The state of the schedule is saved next to that of the
-    optimizer. The mixin also logs `sharpness`, the mean of L(w + a_K) - L(w) in units of the loss, and
-    `perturbation_norm`, the mean of |a_K|. Override `create_sharp_backward` to set other options of SharpBackward.
+    The Trainer runs the first pass of the batch; other passes call `compute_loss` again. Optimizer, scheduler,
+    clipping, accumulation, checkpoints and callbacks work as usual. The state of the schedule is saved next to that of
+    the optimizer. The mixin also logs `sharpness`, the mean of L(w + a_K) - L(w) in units of the loss, if the first
+    pass is at w, and `perturbation_norm`, the mean of |a_K|. Override `create_sharp_backward` to set other options of
+    SharpBackward.
 
     Args:
         *args: Passed to the Trainer.
         perturbation: The walk, for example `ga_sam(1e-4)`. None means `recommended()`, with its schedule.
         schedule: When to walk and how strongly: a `Schedule`, or a function from the step to a strength in [0, 1].
+        ascent_fraction: Find the ascent on this share of the examples, the first ones of each batch: 0.25 means that a
+            step with K = 1 costs 1.25 passes. Examples are the first dimension of every tensor.
+        part: A function from the inputs to another part of them on which the ascent is found.
         **kwargs: Passed to the Trainer.
     """
 
@@ -59,12 +61,16 @@ class SharpnessAwareTrainerMixin(_Trainer):
         *args: Any,
         perturbation: Perturbation | None = None,
         schedule: Schedule | StrengthOfStep | None = None,
+        ascent_fraction: float | None = None,
+        part: Part | None = None,
         **kwargs: Any,
     ) -> None:
         self.perturbation, self.schedule = chosen(perturbation, schedule)
+        self._part = part_of(ascent_fraction, part)
         self._sharp: SharpBackward | None = None
         self._made_for: nn.Module | None = None
-        self._seen = _Seen()
+        # (step, |a_K| and sharpness) of walks since the last log; they stay on the device until the next one.
+        self._seen: list[tuple[int, Tensor]] = []
         self._multiple: float | None = None
         self._checked = False
         super().__init__(*args, **kwargs)
@@ -88,66 +94,63 @@ class SharpnessAwareTrainerMixin(_Trainer):
         _refuse(self)
         sharp = self.sharp
         if not self._checked or not knows_all(sharp, filter(None, [self.optimizer])):
-            check_parts(sharp, model, "create_sharp_backward")
-            check_optimizers(filter(None, [self.optimizer]), "SharpnessAwareTrainer")
+            check_parts(sharp, model, filter(None, [self.optimizer]), "create_sharp_backward")
             self._checked = True
         if sharp.clock.total_steps is None:
             sharp.clock.total_steps = self.state.max_steps
-        sharp.begin_step(self.state.global_step)
+        sharp.begin_step(self.state.global_step, last=self.accelerator.sync_gradients)
         items = _items(self, model, inputs, num_items_in_batch)
-        first = FirstPass(sharp, model)
-        losses = _Losses(self.compute_loss, self.compute_loss_context_manager, first)
-        accelerated = self.accelerator.backward
+        first, compute_loss, accelerated = FirstPass(sharp, model), self.compute_loss, self.accelerator.backward
+
+        def first_loss(model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+            def again(inputs: dict[str, Any], **others: Any) -> Any:
+                with self.compute_loss_context_manager():
+                    return compute_loss(model, dict(inputs), *args, **kwargs | others)
+
+            ascent = None
+            if self._part is not None and sharp.could_walk:  # its own mean loss, because it has other items
+                ascent = partial(again, self._part(inputs), num_items_in_batch=None)
+            run = partial(compute_loss, model, inputs, *args, **kwargs)
+            # From a copy, because label smoothing removes the labels from the inputs.
+            return first.forward(run, partial(again, dict(inputs)), ascent, accelerated)
 
         def backward(loss: Tensor, **kwargs: Any) -> None:
-            factor = first.fold(loss, partial(accelerated, **kwargs), losses.again, items=items)
+            factor = first.fold(loss, partial(accelerated, **kwargs), items=items)
             assert sharp.last is not None
             if not sharp.last.between_walks:
-                self._seen.sharpness.append(sharp.last.sharpness * factor)
-                self._seen.norms.append(sharp.last.norms[-1])
-                self._seen.steps.add(self.state.global_step)
+                seen = torch.stack([sharp.last.norms[-1], (sharp.last.sharpness * factor).to(sharp.last.norms[-1])])
+                self._seen.append((self.state.global_step, seen))
 
-        with closing(first), shadowed(self, compute_loss=losses), shadowed(self.accelerator, backward=backward):
+        with closing(first), shadowed(self, compute_loss=first_loss), shadowed(self.accelerator, backward=backward):
             return super().training_step(model, inputs, num_items_in_batch)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        state = self.sharp.state_dict()
-        kept = state.pop(METHOD, None)
-        if self.sharp.clock.schedule is not None:
-            self._state_file(output_dir).write_text(json.dumps(state))
-        if kept is not None:
-            torch.save(kept, self._method_file(output_dir))
+        if self.sharp.has_state:
+            torch.save(self.sharp.state_dict(), self._state_file(output_dir))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
-        state, file = self.sharp.state_dict(), self._state_file(checkpoint)
+        file = self._state_file(checkpoint)
         if file.exists():
-            state = json.loads(file.read_text())
+            self.sharp.load_state_dict(torch.load(file, map_location=self.args.device, weights_only=True))
         elif self.sharp.clock.schedule is not None:
             warnings.warn(f"{file} is missing, so the schedule begins again at step 0", stacklevel=2)
-        kept = self._method_file(checkpoint)
-        if kept.exists():
-            state[METHOD] = torch.load(kept, map_location=self.args.device, weights_only=True)
-        self.sharp.load_state_dict(state)
 
     def _state_file(self, folder: str) -> Path:
         """The file of this process. Each process has one because each has other losses."""
-        return Path(folder, f"walk_schedule{self._of_process()}.json")
-
-    def _method_file(self, folder: str) -> Path:
-        """The tensors that the method keeps; each process has its own, because they may be sharded."""
-        return Path(folder, f"walk_method{self._of_process()}.pt")
-
-    def _of_process(self) -> str:
-        return f"_{self.args.process_index}" if self.args.world_size > 1 else ""
+        return Path(folder, f"walk{f'_{self.args.process_index}' if self.args.world_size > 1 else ''}.pt")
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        if "loss" in logs and self._seen.steps:
-            logs |= self._seen.means(self.accelerator.gather)
-            self._seen = _Seen()
+        if "loss" in logs and self._seen:
+            # The sharpness is summed over micro-batches and averaged over steps, as the Trainer does with the loss.
+            steps, (norms, rises) = len({step for step, _ in self._seen}), torch.stack([s for _, s in self._seen]).T
+            means = self.accelerator.gather(torch.stack([norms.mean(), rises.sum() / steps]).unsqueeze(0)).mean(0)
+            logs["perturbation_norm"], sharpness = means.tolist()
+            logs |= {} if math.isnan(sharpness) else {"sharpness": sharpness}
+            self._seen.clear()
         super().log(logs, *args, **kwargs)
 
 
@@ -159,50 +162,17 @@ class SharpnessAwareSeq2SeqTrainer(SharpnessAwareTrainerMixin, Seq2SeqTrainer):
     """`Seq2SeqTrainer` with the arguments `perturbation` and `schedule`."""
 
 
-class _Losses:
-    """A `compute_loss` that keeps its arguments, because label smoothing removes the labels from the inputs."""
-
-    def __init__(self, compute_loss: Callable[..., Any], context: Callable[[], Any], first: FirstPass) -> None:
-        self.compute_loss, self.context, self.first = compute_loss, context, first
-        self.given: tuple[nn.Module, dict[str, Any], tuple[Any, ...], dict[str, Any]] | None = None
-
-    def __call__(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        self.given = model, dict(inputs), args, kwargs
-        self.first.loss = self.compute_loss(model, inputs, *args, **kwargs)
-        return self.first.loss
-
-    def again(self) -> Any:
-        assert self.given is not None
-        model, inputs, args, kwargs = self.given
-        with self.context():
-            return self.compute_loss(model, dict(inputs), *args, **kwargs)
-
-
-class _Seen:
-    """Measurements of the walks since the last log; they stay on the device until the next one."""
-
-    def __init__(self) -> None:
-        self.sharpness: list[Tensor] = []
-        self.norms: list[Tensor] = []
-        self.steps: set[int] = set()
-
-    def means(self, gather: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """The sharpness is summed over micro-batches and averaged over steps, as the Trainer does with the loss."""
-        sharpness = torch.stack(self.sharpness).sum() / len(self.steps)
-        norm = torch.stack(self.norms).mean().to(sharpness)
-        means = gather(torch.stack([sharpness, norm]).unsqueeze(0)).mean(0).tolist()
-        return dict(zip(("sharpness", "perturbation_norm"), means, strict=True))
-
-
 def _items(trainer: SharpnessAwareTrainerMixin, model: nn.Module, inputs: dict[str, Any], of_all: Any) -> Any:
     """The loss of a micro-batch divided by the mean over its examples.
 
     The Trainer divides a sum over tokens by the number of tokens in all micro-batches and workers, and multiplies by
-    the number of workers. The value is needed only if there is a walk and if T or epsilon depends on the size of the
-    gradient.
+    the number of workers. The value is needed only if T or epsilon depends on the size of the gradient of a walk, or
+    if the method learns from it.
     """
+    method = trainer.sharp.perturbation.method
+    learns = method is not None and method.learns
     single = trainer.current_gradient_accumulation_steps == 1 and trainer.args.world_size == 1
-    if of_all is None or single or not trainer.sharp.walks() or _is_blind(trainer.sharp.perturbation):
+    if of_all is None or single or not (learns or trainer.sharp.walks()) or _is_blind(trainer.sharp.perturbation):
         return 1.0
     if trainer._multiple is None:
         trainer._multiple = _multiple(trainer, model, inputs)
