@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from gasam import Schedule, SharpnessAware
+from gasam import Schedule, SharpnessAware, recommended
 from gasam.integrations.lightning import SharpnessAwareModule, lightning_closure
 
 
@@ -27,6 +27,14 @@ class Classifier(SharpnessAwareModule, lightning.LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+
+class OnePass(Classifier):
+    perturbation = recommended(passes=1)
+
+
+class Quarter(Classifier):
+    ascent_fraction = 0.25
 
 
 class WithClosure(lightning.LightningModule):
@@ -57,9 +65,15 @@ classifier = Classifier()
 fitting = trainer(accumulate_grad_batches=2, gradient_clip_val=1.0, precision="bf16-mixed")
 fitting.fit(classifier, data)
 
+one, quarter = OnePass(), Quarter()
+trainer().fit(one, data)
+trainer().fit(quarter, data)
+
 simple = WithClosure()
 trainer().fit(simple, data)
 
 assert fitting.callback_metrics["sharpness"] > 0
 assert classifier.sharp.last.climbed
+assert (one.sharp.last.passes, quarter.sharp.last.passes) == (1, 2)
+assert quarter.sharp.last.ascent_loss is not None
 assert simple.optimizers().optimizer.last.climbed

@@ -12,7 +12,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from gasam import Schedule, SharpBackward, ga_sam, same_noise
+from gasam import Schedule, SharpBackward, ga_sam, recommended, same_noise
 from gasam.integrations.transformers import SharpnessAwareSeq2SeqTrainer, SharpnessAwareTrainer
 
 torch.manual_seed(0)
@@ -33,6 +33,15 @@ trainer = SharpnessAwareTrainer(
 )
 trainer.train()
 logged = trainer.state.log_history[-2]  # has the clean loss, sharpness and perturbation_norm
+
+cheaper = SharpnessAwareTrainer(
+    model=classifier,
+    args=TrainingArguments(folder, **options),
+    train_dataset=sentences,
+    perturbation=recommended(passes=1.25),
+    ascent_fraction=0.25,
+)
+cheaper.train()
 
 
 class SameMasks(SharpnessAwareSeq2SeqTrainer):
@@ -61,3 +70,4 @@ translating.train()
 assert {"loss", "sharpness", "perturbation_norm"} <= logged.keys()
 assert trainer.sharp.last.climbed
 assert translating.sharp.last.climbed
+assert cheaper.sharp.last is not None

@@ -17,6 +17,7 @@ from gasam.integrations import require
 from gasam.integrations.first_pass import FirstPass, Part, check_order, check_parts, knows_all, part_of, shadowed
 from gasam.passes import Around
 from gasam.perturbation import Perturbation
+from gasam.recommended import Setting
 from gasam.schedule import Schedule, StrengthOfStep
 
 if find_spec("pytorch_lightning") is None:  # the older package name works as well
@@ -46,7 +47,7 @@ class SharpnessAwareModule(LightningModule):
     """
 
     # No default values here, because they would hide those of the classes that follow in the list of bases.
-    perturbation: Perturbation
+    perturbation: Perturbation | Setting
     walk_schedule: Schedule | StrengthOfStep | None
     ascent_fraction: float | None
     part: Part | None

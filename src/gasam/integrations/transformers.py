@@ -17,7 +17,7 @@ from gasam.contexts import same_noise
 from gasam.integrations import require
 from gasam.integrations.first_pass import FirstPass, Part, check_order, check_parts, knows_all, part_of, shadowed
 from gasam.perturbation import Perturbation
-from gasam.recommended import chosen
+from gasam.recommended import Setting, chosen
 from gasam.scales import reads_gradient
 from gasam.schedule import Schedule, StrengthOfStep
 
@@ -44,7 +44,8 @@ class SharpnessAwareTrainerMixin(_Trainer):
 
     Args:
         *args: Passed to the Trainer.
-        perturbation: The walk, for example `ga_sam(1e-4)`. None means `recommended()`, with its schedule.
+        perturbation: The walk, for example `ga_sam(1e-4)`, or a pair with its schedule, as `recommended(passes=1)`
+            returns it. None means `recommended()`.
         schedule: When to walk and how strongly: a `Schedule`, or a function from the step to a strength in [0, 1].
         ascent_fraction: Find the ascent on this share of the examples, the first ones of each batch: 0.25 means that a
             step with K = 1 costs 1.25 passes. Examples are the first dimension of every tensor.
@@ -59,7 +60,7 @@ class SharpnessAwareTrainerMixin(_Trainer):
     def __init__(
         self,
         *args: Any,
-        perturbation: Perturbation | None = None,
+        perturbation: Perturbation | Setting | None = None,
         schedule: Schedule | StrengthOfStep | None = None,
         ascent_fraction: float | None = None,
         part: Part | None = None,
