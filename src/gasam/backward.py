@@ -14,7 +14,7 @@ from gasam.contexts import Statistics, freezing, frozen_batchnorm, includes, tog
 from gasam.distributed import group_of, per_worker, shared_walk
 from gasam.family import Kept, Method, dense_gradient, dot
 from gasam.fold import Fold
-from gasam.mistakes import checked_once, look_at_function, warn_of_statistics
+from gasam.mistakes import checked_once, look_at_function, warn_of_gradients, warn_of_statistics
 from gasam.parameters import Entry, Parameters, read, weights_of
 from gasam.passes import Around, Backward, GradientScale, Pass, uninterrupted
 from gasam.perturbation import Perturbation
@@ -50,7 +50,8 @@ class SharpBackward:
     between steps.
 
     A cheaper call is `sharp(function, ascent=other)`: passes that only find a direction run `other`, for example the
-    loss of a quarter of the batch. With risk "mean" the gradient is then the mean over the displaced passes alone.
+    loss of a quarter of the batch, in the same unit. With risk "mean" the gradient is then the mean over the displaced
+    passes alone.
 
     Args:
         model: The model or its parameters: `model.named_parameters()`, `model.parameters()` or parameter groups. Put
@@ -71,7 +72,8 @@ class SharpBackward:
             pass" updates them in all passes. Has an effect only if you give the model.
         detailed: Measure every walk in full, and compare the clean and the last gradient of each group. Needs memory
             for two copies of the gradient.
-        accumulation: The number of calls per optimizer step. Only the schedule uses it; see also `begin_step`.
+        accumulation: The number of calls per optimizer step, for schedules, moving averages and random offsets; see
+            also `begin_step`.
         total_steps: Optimizer steps of the whole training. Needed if the schedule contains shares of training.
         process_group: The processes over which the schedule averages the loss. By default those of the DDP or FSDP2
             model, or else all processes.
@@ -110,13 +112,13 @@ class SharpBackward:
             schedule, self.parameters, accumulation=accumulation, total_steps=total_steps, process_group=group
         )
         self.enabled = True
-        self.kept = Kept()
+        self.kept, self._learner = Kept(), self.perturbation.method
         # Whether a displaced pass was checked for updates of running statistics; not needed if they are restored.
         self.searched = self.model is not None or includes(around, frozen_batchnorm)
         self.knows_function = False  # until the first call has succeeded
         self.last: Trace | None = None
         self._watch = Watch()
-        self._scale: Tensor | float = 0.0  # of the gradient that the micro-batches of this step have added up
+        self._scale: Any = None  # of the gradient that the micro-batches of this step have added up so far
 
     def set_parameters(self, entries: list[Entry]) -> None:
         """Walk with these parameters from now on."""
@@ -174,8 +176,8 @@ class SharpBackward:
         return state | {METHOD: self.kept.state_dict(self.parameters)} if self.kept else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.clock.load_state_dict(state)
         self.kept.load_state_dict(state.get(METHOD, {}), self.parameters)
+        self.clock.load_state_dict(state)
 
     def step(self, run: Passes, *, by_closure: bool = False, count: bool = True) -> None:
         """Run the passes of one step, and leave its gradient in `.grad`.
@@ -188,9 +190,9 @@ class SharpBackward:
             count: Count the call for the schedule. Otherwise use `counted` later.
         """
         plan, clock, method = self.perturbation, self.clock, self.perturbation.method
+        self._begin(run.has_ascent, by_closure)
         strength = clock.strength()
         walks, between = self.walks(strength), self.could_walk and clock.between_walks and plan.folds_between
-        self.check_ascent(has_ascent=run.has_ascent, walks=walks)
         clean_counts = not run.has_ascent and (method is None or method.clean_pass)
         compares = self.detailed and clean_counts and not self.per_worker  # whose last gradient is not alone in `.grad`
         fold = None
@@ -220,8 +222,8 @@ class SharpBackward:
                 self._watch.add(trace)
             first = passes_of_step.first
             after = clock.after(first.loss, first.loss_scale)
-            if method is not None and method.learns:
-                self._learn(method, passes_of_step.scale, trace.finite)
+            if method is not None and method.learns and self.could_walk:
+                self._learn(method, passes_of_step.scale)
             if count:
                 clock.state = after
         except BaseException:
@@ -230,6 +232,16 @@ class SharpBackward:
             raise
         self.last, self.knows_function = trace, True
 
+    def _begin(self, has_ascent: bool, by_closure: bool) -> None:
+        """Check the step, and forget what another method has kept."""
+        method = self.perturbation.method
+        if self.could_walk:
+            self.check_ascent(has_ascent=has_ascent)
+        if method != self._learner:
+            self.kept, self._learner, self._scale = Kept(), method, None
+        if method is not None and method.learns and self._scale is None and not by_closure:
+            warn_of_gradients(self.parameters)
+
     def _why_plain(self, strength: float) -> str:
         if not self.could_walk:
             return OFF
@@ -237,10 +249,10 @@ class SharpBackward:
             return BETWEEN
         return LEARNING if self.must_learn and strength > 0 else WAITING
 
-    def check_ascent(self, *, has_ascent: bool, walks: bool = True) -> None:
+    def check_ascent(self, *, has_ascent: bool) -> None:
         """Raise if `ascent` is missing, or if the schedule or method needs a clean gradient that no pass computes."""
         method = self.perturbation.method
-        if self.perturbation.needs_ascent and not has_ascent and walks:
+        if self.perturbation.needs_ascent and not has_ascent:
             raise ValueError(
                 "this perturbation has needs_ascent=True, because a step without `ascent` costs whole passes: call "
                 "sharp(lambda: loss_of(batch), ascent=lambda: loss_of(part)), or set ascent_fraction=0.25 in Lightning "
@@ -257,24 +269,22 @@ class SharpBackward:
             name = type(method).__name__
             raise ValueError(f"{name} needs the clean gradient of the whole batch: call SharpBackward without ascent")
 
-    def _learn(self, method: Method, scale: Tensor | float, finite: Tensor | bool) -> None:
+    def _learn(self, method: Method, scale: Tensor | float) -> None:
         """In the last call of an optimizer step let the method learn from its gradient.
 
         `scale` is the gradient of this call divided by that of the mean loss.
         """
-        scale = self._scale + scale  # gradients of micro-batches add up
+        scale = scale if self._scale is None else self._scale + scale  # gradients of micro-batches add up
         if not self.clock.ends_step:
             self._scale = scale
             return
         parameters = [tensor for tensor in self.weights.tensors if tensor.requires_grad and tensor.grad is not None]
         gradients = [dense_gradient(parameter, parameter.grad) for parameter in parameters]
 
-        def may_keep() -> Tensor:
-            return torch.as_tensor(finite) & dot(gradients, gradients).isfinite()
-
-        with torch.no_grad(), self.kept.bound(parameters, scale, may_keep):
+        # Whether the gradient is finite is the same in all processes; whether the loss was, is not.
+        with torch.no_grad(), self.kept.bound(parameters, scale, lambda: dot(gradients, gradients).isfinite()):
             method.learn(gradients, self.kept)
-        self._scale = 0.0
+        self._scale = None
 
     def around_passes(self, k: int, last: bool) -> Any:
         """`around`; for a method's fold also synchronised, because it needs the reduced gradient of every pass."""
@@ -365,7 +375,7 @@ class LossPasses:
             passes.check_untouched(trained, before=before)
             if number == 0:
                 self.returned = returned
-            elif number > 0 and not sharp.searched:
+            elif not sharp.searched:  # a displaced pass, or one of `ascent`
                 sharp.searched = True
                 warn_of_statistics(loss)
             of_backward = passes.back(loss, sharp.backward, factor)

@@ -63,6 +63,15 @@ def first_row(tensor: Any) -> int:
     return 0
 
 
+def shard_index(tensor: Any) -> int:
+    """The number of the shard in this process, the same for its replicas."""
+    index = 0
+    for dimension, placement in enumerate(tensor.placements if is_sharded(tensor) else ()):
+        if placement.is_shard():
+            index = index * tensor.device_mesh.size(dimension) + tensor.device_mesh.get_local_rank(dimension)
+    return index
+
+
 def check_sharding(tensor: Any, who: str) -> None:
     """Raise unless the tensor is sharded by whole rows, because filters are rows."""
     from torch.distributed.tensor import Replicate, Shard

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gasam.distributed import check_gradient, first_row, is_sharded, over_processes, sharding
+from gasam.distributed import check_gradient, first_row, is_sharded, over_processes, shard_index, sharding
 from gasam.torch_private import copy_all, get_gradient, local
 
 
@@ -82,8 +82,8 @@ class Piece:
     spare: Tensor
     aside: Tensor
 
-    def __init__(self, source: Tensor, target: Tensor) -> None:
-        self.source, self.target = source, target
+    def __init__(self, source: Tensor, target: Tensor, shard: int = 0) -> None:
+        self.source, self.target, self.shard = source, target, shard
         self.wide = wide(target.dtype)
         self.kind = target.device, self.wide
         self.rows = 1 if target.ndim == 1 else len(target)
@@ -191,7 +191,7 @@ class Groups:
         for i in self._large:
             operand, kind = self.operands[i], sharding(self._parameters[i])
             for source, target in zip(self._parts(i, operand.source), self._parts(i, operand.target), strict=True):
-                self.pieces.append(Piece(source, target))
+                self.pieces.append(Piece(source, target, shard_index(self._parameters[i])))
                 rows += of[i]
                 kinds += [kind] * len(of[i])
         self._shardings = list(dict.fromkeys(map(sharding, self._parameters)))  # the same in all processes
@@ -290,17 +290,19 @@ class _Noisy:
         self.pieces, self.seed = pieces, seed
 
     def __iter__(self) -> Iterator[Tensor]:
-        kinds = {piece.kind for piece in self.pieces}
-        generators = {device: torch.Generator(device).manual_seed(self.seed) for device, _ in kinds}
-        memory = {kind: torch.empty(0, device=kind[0], dtype=kind[1]) for kind in kinds}
+        generators: dict[Any, torch.Generator] = {}
+        memory: dict[Any, Tensor] = {}
         for piece in self.pieces:
-            shape, kind = piece.target.shape, piece.kind
-            words = torch.empty(-(-shape.numel() // 8), dtype=torch.int64, device=kind[0])
-            words.random_(-(2**63), None, generator=generators[kind[0]])  # bytes take a sixth of the time of floats
-            if memory[kind].numel() < shape.numel():
-                memory[kind] = torch.empty(shape.numel(), device=kind[0], dtype=kind[1])
-            bytes_of_words = words.view(torch.int8)[: shape.numel()]
-            yield memory[kind][: shape.numel()].copy_(bytes_of_words).add_(0.5).div_(127.5).view(shape)
+            (device, kind), count = piece.kind, piece.target.numel()
+            if (device, piece.shard) not in generators:
+                seed = self.seed + (piece.shard << 32)
+                generators[device, piece.shard] = torch.Generator(device).manual_seed(seed)
+            words = torch.empty(-(-count // 8), dtype=torch.int64, device=device)
+            words.random_(-(2**63), None, generator=generators[device, piece.shard])
+            numbers = words.view(torch.int8)[:count]  # bytes take a sixth of the time of floats
+            if piece.kind not in memory or memory[piece.kind].numel() < count:
+                memory[piece.kind] = torch.empty(count, device=device, dtype=kind)
+            yield memory[piece.kind][:count].copy_(numbers).add_(0.5).div_(127.5).view(piece.target.shape)
 
 
 def by_rows(tensor: Tensor, granularity: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dis import get_instructions
 from inspect import getclosurevars
 from io import IOBase
@@ -63,6 +63,16 @@ def warn_of_statistics(loss: object) -> None:
         _warn(
             "passes at displaced weights count in the running statistics of batch norm, which can harm evaluation: "
             "pass the model instead of its parameters, as in SharpBackward(model), so that only clean passes count"
+        )
+
+
+def warn_of_gradients(parameters: Iterable[Tensor]) -> None:
+    """Warn if there are gradients before the first micro-batch of a step from whose gradient a method learns."""
+    if any(parameter.grad is not None for parameter in parameters):
+        _warn(
+            "a moving average learns from the gradient of an optimizer step, and `.grad` is not empty before its first "
+            "call: call zero_grad after each step, and give `accumulation` or begin_step(step, last=False) if several "
+            "calls make a step"
         )
 
 

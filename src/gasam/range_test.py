@@ -70,13 +70,17 @@ def range_test(
     sizes = [plan.size * 2.0**k for k in range(-6, 6)] if sizes is None else sorted(sizes)
     if not batches or not sizes or sizes[0] <= 0:
         raise ValueError(f"range_test needs at least one batch and sizes > 0, got {len(batches)} batches and {sizes}")
+    if plan.method is not None and not plan.method.clean_pass:
+        name = type(plan.method).__name__
+        raise ValueError(f"range_test compares clean and displaced gradients, and {name} computes no clean one")
     unit = "epsilon" if plan.budget is None else "budget"
     probe.enabled, probe.detailed, probe.clock, probe._watch = True, True, Clock(None, sharp.parameters), Watch()
-    probe.kept, probe.around = copy.deepcopy(sharp.kept), together(same_noise(), sharp.around)
+    probe.kept = copy.deepcopy(sharp.kept, {id(parameter): parameter for parameter in sharp.parameters})
+    probe.around = together(same_noise(), sharp.around)
     with unchanged_state(sharp.model, sharp.parameters):
         for size in sizes:
             step_size = None if plan.step_size is None else plan.step_size * size / plan.size
-            changed: dict[str, Any] = {unit: size, "step_size": step_size}
+            changed: dict[str, Any] = {unit: size, "step_size": step_size, "needs_ascent": False}
             probe.perturbation = replace(plan, **changed)
             traces = []
             for batch in batches:

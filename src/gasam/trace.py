@@ -201,8 +201,8 @@ class Trace:
         if self.ascent_loss is not None:
             numbers["ascent_loss"] = self.ascent_loss
         if (groups := self.groups) is not None:
+            numbers |= {} if groups.predicted_rise.isnan() else {"predicted_rise": groups.predicted_rise}
             numbers |= {
-                "predicted_rise": groups.predicted_rise,
                 "perturbation_ratio": groups.offsets.norm() / groups.weights.norm().clamp(min=1e-30),
                 "capped": groups.capped.double().mean(),
                 "largest_ratio": groups.largest_ratio()[1],

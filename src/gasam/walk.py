@@ -166,6 +166,7 @@ class _Ascent:
         scale = abs(seen.gradient_scale)  # its sign does not matter
         self._gradient_scale = scale.to(self._one) if isinstance(scale, Tensor) else scale
         self._parts = self._gradients = self.groups.split(self.groups.gradients())  # dropped when the weights move
+        self._is_noise = False
         return self._measure(is_climbed=is_climbed, is_first=is_first)
 
     def _measure(self, *, is_climbed: bool = True, is_first: bool = False) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from gasam import (
     gsam,
     momentum_sam,
     random_offsets,
+    range_test,
     recommended,
     sam,
 )
@@ -192,6 +193,7 @@ def test_steps_are_plain_until_there_is_a_gradient():
     sharp = SharpBackward(model, averaging(sam(0.1)), schedule=Schedule(start=2))
     seen = []
     for _ in range(4):
+        model.zero_grad()
         sharp(loss_of(model))
         seen.append((sharp.last.plain is None, sharp.last.passes))
     assert seen == [(False, 1), (False, 1), (True, 1), (True, 1)]
@@ -213,6 +215,7 @@ def test_running_statistics_count_one_pass_of_the_loss_function(kind):
     expected = torch.zeros(5, dtype=torch.float64)
     for _ in range(3):
         seen.clear()
+        model.zero_grad()
         sharp(lambda: cross_entropy(model(x), y), **ascent)
         expected = 0.9 * expected + 0.1 * next(mean for mean, rows in seen if rows == 12)
         assert error(model[1].running_mean, expected) < EXACT
@@ -228,6 +231,7 @@ def test_what_needs_the_clean_gradient_is_refused(walk):
     assert all(p.grad is None for p in model.parameters())
     detailed = SharpBackward(model, walk, detailed=True)
     for _ in range(2):
+        model.zero_grad()
         detailed(loss_of(model), **ascent)
     assert detailed.last.groups.cosines is None
 
@@ -238,6 +242,7 @@ def test_a_method_with_a_fold_refuses_ascent():
         SharpBackward(model, gsam(0.1))(loss_of(model), ascent=loss_of(model))
 
 
+@pytest.mark.filterwarnings("ignore:a moving average learns")  # the gradients that wait must be left as they are
 @pytest.mark.parametrize("where", ["ascent", "first", "last"])
 def test_a_failure_leaves_weights_gradients_and_the_average(where):
     model = network()
@@ -271,6 +276,7 @@ def test_a_recommended_walk_costs_what_its_name_says():
         sharp, seen = SharpBackward(model, (walk, always), total_steps=20), 0.0
         ascent = {"ascent": loss_of(model, rows=3)} if walk.needs_ascent else {}
         for _ in range(20):
+            model.zero_grad()
             sharp(loss_of(model), **ascent)
             seen += len(sharp.last.losses) + (0.25 if sharp.last.ascent_loss is not None else 0)
         passes[cost] = seen / 20
@@ -299,3 +305,52 @@ def test_the_average_begins_with_the_first_finite_gradient():
             sharp(lambda factor=factor, loss=loss: loss() * factor)
         offsets.append(sharp.last.norms[-1])
     assert error(*offsets) < EXACT
+
+
+@pytest.mark.parametrize("walk", [averaging(ga_sam(budget=0.3, cap=0.05)), random_offsets(0.1), recommended(1.25)[0]])
+def test_range_test_says_which_walks_it_can_not_judge(walk):
+    model = network()
+    sharp = SharpBackward(model, walk)
+    if walk.needs_ascent:
+        assert range_test(sharp, lambda batch: loss_of(model)(), [0]).rows
+    else:
+        with pytest.raises(ValueError, match="computes no clean one"):
+            range_test(sharp, lambda batch: loss_of(model)(), [0])
+
+
+def test_another_method_begins_anew():
+    """What one method has kept is not the direction of the next; random offsets move weights that thaw."""
+    model = network()
+    model[0].weight.requires_grad_(False)
+    sharp = SharpBackward(model, averaging(sam(0.1)))
+    train(sharp, model, 3, torch.optim.SGD(model.parameters(), lr=0.1))
+    model[0].weight.requires_grad_(True)
+    sharp.perturbation = random_offsets(0.1)
+    train(sharp, model, 1, torch.optim.SGD(model.parameters(), lr=0.1))
+    norms = flat([p.detach().norm().reshape(1) for p in model.parameters()])
+    assert len(sharp.last.offsets[-1]) == len(norms)
+    sharp.perturbation = averaging(sam(0.1))
+    model.zero_grad()
+    sharp(loss_of(model))
+    assert "no gradient has been seen" in sharp.last.verdict()
+
+
+def test_gradients_that_wait_for_an_untold_accumulation_are_noticed():
+    model = network()
+    sharp = SharpBackward(model, averaging(sam(0.1)))
+    sharp(loss_of(model))
+    with pytest.warns(UserWarning, match="give `accumulation`"):
+        sharp(loss_of(model))
+
+
+def test_noise_does_not_hide_a_gradient_that_is_not_finite():
+    model, calls = network(), []
+
+    def loss():
+        calls.append(0)
+        return loss_of(model)() * (math.inf if len(calls) == 1 else 1.0)
+
+    sharp = SharpBackward(model, dataclasses.replace(random_offsets(0.1), steps=2))
+    with at_home(model.parameters()):
+        sharp(loss)
+    assert "not finite" in sharp.last.verdict()

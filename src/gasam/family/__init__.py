@@ -141,7 +141,7 @@ class Kept:
         loaded: dict[str, dict[Tensor, Tensor]] = {}
         for name, tensors in state.items():
             pairs = [(p, t) for p, t in zip(parameters, tensors, strict=False) if t is not None]
-            if len(tensors) != len(parameters) or any(p.shape != t.shape for p, t in pairs):
+            if len(tensors) != len(parameters) or any(local(p).shape != local(t).shape for p, t in pairs):
                 raise ValueError(f"the saved {name!r} is for other parameters: load the state of the same model")
             loaded[name] = {parameter: _zeros(parameter) for parameter, _ in pairs}
             for parameter, tensor in pairs:
