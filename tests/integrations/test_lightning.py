@@ -1,5 +1,7 @@
 """Lightning: the weights of a plain loop, the clean loss in the logs, the schedule, and what is said to mistakes."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import lightning
@@ -116,6 +118,26 @@ def test_what_backward_reads_is_displaced_and_running_statistics_count_one_pass(
     assert error(found.running_var, expected.running_var) < EXACT
 
 
+def test_a_step_keeps_nothing_until_garbage_is_collected():
+    """Neither the graph nor the batch."""
+    seen = []
+
+    class Noting(Sharp):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            seen.append(weakref.ref(loss))
+            return loss
+
+    module = Noting(perturbation=AVERAGE)
+    module.ascent_fraction = 0.25
+    gc.disable()
+    try:
+        fit(module, batches(4))
+        assert [loss() for loss in seen] == [None] * 4
+    finally:
+        gc.enable()
+
+
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
 @pytest.mark.parametrize("on_part", [False, True])
 def test_a_skipped_or_failing_step_leaves_everything(on_part):
@@ -147,16 +169,27 @@ def test_a_skipped_or_failing_step_leaves_everything(on_part):
     assert module.clean_pass
 
 
+class HeadInFloat32(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = network(torch.float32)
+
+    def forward(self, x):
+        hidden = self.net[:2](x).float()
+        with torch.autocast("cpu", enabled=False):
+            return self.net[2](hidden)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("overflow", [False, True])
 @pytest.mark.parametrize("walk", ["clean pass", "average", "part"])
 def test_mixed_precision_equals_a_plain_loop(dtype, overflow, walk):
     """With float16 also a loss scaler, which skips a step that overflows."""
-    data, expected = batches(10, torch.float32), network(torch.float32)
+    data, expected = batches(10, torch.float32), HeadInFloat32()
     if overflow:  # the second micro-batch of step 3: beyond the largest float16
         data[5] = (data[5][0] * 1e6, data[5][1])
-    perturbation, part = AVERAGE if walk == "average" else ga_sam(0.1), 2 if walk == "part" else None
-    module, scalers = Sharp(network(torch.float32), perturbation), [None, None]
+    perturbation, part = AVERAGE if walk == "average" else sam(0.1), 2 if walk == "part" else None
+    module, scalers = Sharp(HeadInFloat32(), perturbation), [None, None]
     module.ascent_fraction = 0.25 if part else None
     if dtype == torch.float16:
         scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**10) for _ in range(2)]
