@@ -86,6 +86,7 @@ def test_cheaper_walks_equal_a_plain_loop(name):
     assert module.sharp.last.norms[-1] > 0
     assert trainer.callback_metrics["loss_step"].item() == pytest.approx(losses[-1])
     assert "perturbation_norm" in trainer.callback_metrics
+    assert "sharpness" not in trainer.callback_metrics
 
 
 class Odd(nn.Module):
@@ -116,6 +117,20 @@ def test_what_backward_reads_is_displaced_and_running_statistics_count_one_pass(
     assert found.num_batches_tracked == 5
     assert error(found.running_mean, expected.running_mean) < EXACT
     assert error(found.running_var, expected.running_var) < EXACT
+
+
+@pytest.mark.parametrize("on_part", [False, True])
+def test_a_walk_that_is_switched_off_between_forward_and_backward_ends_as_it_began(on_part):
+    class Switching(Sharp):
+        def on_before_backward(self, loss):
+            self.sharp.enabled = not self.sharp.enabled
+
+    module, expected = Switching(perturbation=sam(0.1) if on_part else AVERAGE), network()
+    module.ascent_fraction = 0.25 if on_part else None
+    fit(module, batches(4))
+    schedule = lambda step: float(step % 2 == 0)  # noqa: E731
+    plain_loop(expected, batches(4), module.perturbation, part=2 if on_part else None, schedule=schedule)
+    assert error(weights(module), weights(expected)) < EXACT
 
 
 def test_a_step_keeps_nothing_until_garbage_is_collected():
@@ -211,7 +226,8 @@ def test_off_is_plain_lightning_bit_for_bit(off, walk):
     if walk == "average":
         perturbation = replace(perturbation, method=MovingAverage())
     plain, module = Plain(), Sharp(perturbation=perturbation)
-    module.ascent_fraction = 0.25 if walk == "part" else None
+    if walk == "part":
+        module.part = lambda batch: 1 / 0
     module.sharp.enabled = off != "enabled"
     for each in (plain, module):
         fit(each, batches(6), accumulate_grad_batches=3, gradient_clip_val=0.25)

@@ -114,9 +114,8 @@ def test_cheaper_walks_equal_a_plain_loop(tmp_path, name):
     trainer, traces = equal_a_plain_loop(tmp_path, classifier, sentences(20 * accumulate), own_mean, walk, **options)
     assert error(trainer.sharp.last.norms[-1], traces[-1][1].norms[-1]) < EXACT
     assert trainer.sharp.last.passes == walk.steps + (part is not None)
-    logged = trainer.state.log_history[-2]
-    assert "sharpness" not in logged
-    assert logged["perturbation_norm"] > 0
+    assert not any("sharpness" in entry for entry in trainer.state.log_history)
+    assert trainer.state.log_history[-2]["perturbation_norm"] > 0
 
 
 @pytest.mark.parametrize("name", ["average", "part"])
@@ -207,7 +206,7 @@ def test_off_is_the_plain_trainer_bit_for_bit(tmp_path, off, walk):
     plain = MaskedTrainer(model=classifier(0.1), args=arguments(tmp_path, 2), train_dataset=sentences(40))
     plain.train()
     perturbation = ga_sam(0.0 if off == "epsilon" else 0.1, method=MovingAverage() if walk == "average" else None)
-    options = {"perturbation": perturbation, "ascent_fraction": 0.25 if walk == "part" else None}
+    options = {"perturbation": perturbation, "part": (lambda inputs: 1 / 0) if walk == "part" else None}
     sharp = made(classifier(0.1), sentences(40), arguments(tmp_path, 2), kind=MaskedSharp, **options)
     sharp.sharp.enabled = off != "enabled"
     sharp.train()

@@ -60,6 +60,12 @@ class FirstPass:
             self.sharp.weights.keeps_graph = False
             increment_version(self.sharp.weights.tensors)
 
+    @property
+    def has_clean_pass(self) -> bool:
+        """Whether walks begin with a pass of the whole batch at w."""
+        method = self.sharp.perturbation.method
+        return not self.has_ascent and (method is None or method.clean_pass)
+
     def forward(
         self, run: Callable[[], Any], again: Callable[[], Any], ascent: Callable[[], Any] | None, backward: Backward
     ) -> Any:
@@ -71,7 +77,7 @@ class FirstPass:
             ascent: Computes the loss of passes that only find a direction.
             backward: The framework's backward, for `ascent`. Autocast is off in it, as in the framework.
         """
-        sharp, method, output = self.sharp, self.sharp.perturbation.method, None
+        sharp, output = self.sharp, None
         self._again, self._ascent, self.has_ascent = again, ascent, ascent is not None
 
         def function() -> None:
@@ -92,7 +98,7 @@ class FirstPass:
                 backward(loss)
 
         with suppress(_Forwarded):
-            if sharp.walks() and (self.has_ascent or (method is not None and not method.clean_pass)):
+            if sharp.walks() and not self.has_clean_pass:
                 with self._restored():
                     self._step(function, backward=apart)
             self._pass(0, not sharp.walks())

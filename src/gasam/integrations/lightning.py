@@ -97,7 +97,7 @@ class SharpnessAwareModule(LightningModule):
         finally:
             first.close()
         if self.sharp.last is not None and not self.sharp.last.between_walks and _is_read(self.trainer):
-            if self.sharp.last.first == 0:
+            if first.has_clean_pass:
                 self.log("sharpness", self.sharp.last.sharpness)
             self.log("perturbation_norm", self.sharp.last.norms[-1])
 

@@ -119,7 +119,8 @@ class SharpnessAwareTrainerMixin(_Trainer):
             factor = first.fold(loss, partial(accelerated, **kwargs), items=items)
             assert sharp.last is not None
             if not sharp.last.between_walks:
-                seen = torch.stack([sharp.last.norms[-1], (sharp.last.sharpness * factor).to(sharp.last.norms[-1])])
+                norm, rise = sharp.last.norms[-1], sharp.last.sharpness * factor
+                seen = torch.stack([norm, rise.to(norm) if first.has_clean_pass else norm * math.nan])
                 self._seen.append((self.state.global_step, seen))
 
         with closing(first), shadowed(self, compute_loss=first_loss), shadowed(self.accelerator, backward=backward):
