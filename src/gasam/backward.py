@@ -239,7 +239,7 @@ class SharpBackward:
             self.check_ascent(has_ascent=has_ascent)
         if method != self._learner:
             self.kept, self._learner, self._scale = Kept(), method, None
-        if method is not None and method.learns and self._scale is None and not by_closure:
+        if self.could_walk and method is not None and method.learns and self._scale is None and not by_closure:
             warn_of_gradients(self.parameters)
 
     def _why_plain(self, strength: float) -> str:

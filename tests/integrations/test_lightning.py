@@ -125,7 +125,7 @@ def test_a_walk_that_is_switched_off_between_forward_and_backward_ends_as_it_beg
         def on_before_backward(self, loss):
             self.sharp.enabled = not self.sharp.enabled
 
-    module, expected = Switching(perturbation=sam(0.1) if on_part else AVERAGE), network()
+    module, expected = Switching(perturbation=sam(0.1) if on_part else random_offsets(0.1)), network()
     module.ascent_fraction = 0.25 if on_part else None
     fit(module, batches(4))
     schedule = lambda step: float(step % 2 == 0)  # noqa: E731

@@ -110,8 +110,9 @@ class FirstPass:
         """Afterwards restore gradients and what a direction has changed, because `fold` begins again."""
         kept, method, parameters = self.sharp.kept, self.sharp.perturbation.method, self.sharp.parameters
         state = None if method is None or method.learns else deepcopy(kept.state_dict(parameters))
-        # Without the caller's gradients the step need not copy them. The next pass may write views of DDP's buckets.
-        here = [] if self._model is not None and self._model.gradient_as_bucket_view else parameters
+        # Without the caller's gradients the step need not copy them, unless its passes write DDP's buckets.
+        shares_memory = self._model is not None and self._model.gradient_as_bucket_view and self.has_ascent
+        here = [] if shares_memory else parameters
         gradients = list(map(get_gradient, here))
         deque(map(set_gradient, here, repeat(None)), maxlen=0)
         try:

@@ -172,7 +172,7 @@ def _items(trainer: SharpnessAwareTrainerMixin, model: nn.Module, inputs: dict[s
     if the method learns from it.
     """
     method = trainer.sharp.perturbation.method
-    learns = method is not None and method.learns
+    learns = method is not None and method.learns and trainer.sharp.could_walk
     single = trainer.current_gradient_accumulation_steps == 1 and trainer.args.world_size == 1
     if of_all is None or single or not (learns or trainer.sharp.walks()) or _is_blind(trainer.sharp.perturbation):
         return 1.0
