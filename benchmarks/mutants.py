@@ -66,7 +66,7 @@ MUTANTS = (
     Mutant("weights.py", "copy_all(*self._written)", "pass", RESTORE),
     Mutant("weights.py", "copy_all(self._copies, self._copied)", "pass", RESTORE),
     Mutant("weights.py", "operand.memory.copy_(operand.source)", "pass", RESTORE),
-    Mutant("weights.py", "increment_version(self._plain)", "pass", RESTORE),
+    Mutant("weights.py", "increment_version(self._unsharded)", "pass", RESTORE),
     Mutant("weights.py", "            self.walking = False\n            self.home()", "            self.walking = False", RESTORE),
     Mutant("weights.py", "known.stride() != memory.stride()", "False", RESTORE),
     Mutant("weights.py", "        if changed:\n", "        if False:\n", RESTORE),
