@@ -8,7 +8,7 @@ from peft import LoraConfig, get_peft_model
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gasam import Schedule, SharpBackward
+from gasam import SharpBackward, ga_sam
 
 torch.manual_seed(0)
 config = LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
@@ -18,7 +18,7 @@ data = DataLoader(torch.randint(50, (32, 8)), batch_size=4)
 
 accelerator = Accelerator(gradient_accumulation_steps=2, cpu=True)
 model, optimizer, data = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2), data)
-sharp = SharpBackward(model, schedule=Schedule(), backward=accelerator.backward, accumulation=2)
+sharp = SharpBackward(model, ga_sam(budget=0.1, cap=0.01), backward=accelerator.backward, accumulation=2)
 
 for words in data:
     with accelerator.accumulate(model):

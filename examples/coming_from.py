@@ -7,7 +7,7 @@ from pytorch_optimizer import SAM
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gasam import Schedule, SharpBackward, asam, sam
+from gasam import SharpBackward, asam, ga_sam, sam
 
 torch.manual_seed(0)
 start = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 3))
@@ -66,7 +66,7 @@ model = copy.deepcopy(start)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 micro_batches = batches[:8]
 
-sharp = SharpBackward(model, schedule=Schedule(), gradient_scale=1 / 8, accumulation=8)
+sharp = SharpBackward(model, ga_sam(budget=0.1, cap=0.01), gradient_scale=1 / 8, accumulation=8)
 
 for x, y in micro_batches:
     loss = sharp(lambda: cross_entropy(model(x), y) / 8)
@@ -76,7 +76,9 @@ optimizer.zero_grad(set_to_none=True)
 # The same step, with the loss divided in `backward`
 other = copy.deepcopy(start)
 optimizer = torch.optim.AdamW(other.parameters(), lr=1e-3)
-dividing = SharpBackward(other, schedule=Schedule(), backward=lambda loss: (loss / 8).backward(), accumulation=8)
+dividing = SharpBackward(
+    other, ga_sam(budget=0.1, cap=0.01), backward=lambda loss: (loss / 8).backward(), accumulation=8
+)
 for x, y in micro_batches:
     dividing(lambda: cross_entropy(other(x), y))
 optimizer.step()
@@ -86,7 +88,7 @@ assert distance(model, start) > 1e-4
 
 # Updates written by hand
 model = copy.deepcopy(start)
-sharp = SharpBackward(model, schedule=Schedule())
+sharp = SharpBackward(model, ga_sam(budget=0.1, cap=0.01))
 
 for x, y in batches:
     loss = sharp(lambda: cross_entropy(model(x), y))

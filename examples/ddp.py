@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from gasam import Schedule, SharpBackward, per_worker, shared_walk
+from gasam import SharpBackward, ga_sam, per_worker, shared_walk
 
 if "RANK" in os.environ:
     dist.init_process_group("gloo", timeout=timedelta(minutes=5))  # raise an error if another process does not answer
@@ -22,9 +22,9 @@ torch.manual_seed(dist.get_rank())
 batches = [(torch.randn(32, 20), torch.randint(3, (32,))) for _ in range(4)]  # the data of this worker
 
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-always = Schedule()  # walk from the first step; the default waits until the loss falls
-sharp = SharpBackward(model, schedule=always)  # one walk for the joint batch: K+1 all-reduces
-own = SharpBackward(model, schedule=always, around=per_worker(model))  # one walk per worker: one all-reduce
+walk = ga_sam(budget=0.1, cap=0.01)
+sharp = SharpBackward(model, walk)  # one walk for the joint batch: K+1 all-reduces
+own = SharpBackward(model, walk, around=per_worker(model))  # one walk per worker: one all-reduce
 
 for x, y in batches:
     for sharp_backward in (sharp, own):  # choose one of them in your own code
@@ -35,7 +35,7 @@ for x, y in batches:
 # Accumulation in no_sync: gradients are reduced at the end, but the walk is shared in every micro-batch.
 accumulating = SharpBackward(
     model,
-    schedule=always,
+    walk,
     around=shared_walk(model),
     backward=lambda loss: (loss / len(batches)).backward(),
     accumulation=len(batches),

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
-from gasam import Schedule, SharpBackward
+from gasam import SharpBackward, ga_sam
 
 if "RANK" in os.environ:
     dist.init_process_group("gloo", timeout=timedelta(minutes=5))  # raise an error if another process does not answer
@@ -27,7 +27,7 @@ for layer in (model[0], model[2], model):
     fully_shard(layer, mesh=mesh)
 
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-sharp = SharpBackward(model, schedule=Schedule(warmup=5))  # after fully_shard, which replaces the parameters
+sharp = SharpBackward(model, ga_sam(budget=0.1, cap=0.01))  # after fully_shard, which replaces the parameters
 
 torch.manual_seed(dist.get_rank())
 for _ in range(5):

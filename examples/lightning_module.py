@@ -6,15 +6,16 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from gasam import Schedule, SharpnessAware, recommended
+from gasam import SharpnessAware, ga_sam, recommended
 from gasam.integrations.lightning import SharpnessAwareModule, lightning_closure
 
 
 class Classifier(SharpnessAwareModule, lightning.LightningModule):
+    perturbation = ga_sam(budget=0.1, cap=0.01)
+
     def __init__(self):
         super().__init__()
         self.model = nn.Sequential(nn.Linear(20, 50), nn.ReLU(), nn.Linear(50, 3))
-        self.walk_schedule = Schedule()  # walk from the first step; the default waits until the loss falls
 
     def training_step(self, batch, batch_idx):
         x, y = batch
@@ -50,7 +51,7 @@ class WithClosure(lightning.LightningModule):
 
     def configure_optimizers(self):
         base = torch.optim.Adam(self.parameters(), lr=1e-2)
-        return SharpnessAware(base, model=self, schedule=Schedule(), around=lightning_closure(self))
+        return SharpnessAware(base, ga_sam(budget=0.1, cap=0.01), model=self, around=lightning_closure(self))
 
 
 def trainer(**options):

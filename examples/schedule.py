@@ -15,11 +15,11 @@ optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 # Full strength when the loss has fallen by 20 percent.
 by_progress = SharpBackward(model, ga_sam(budget=0.1, cap=0.01), schedule=Schedule(progress=0.2))
 # No walk in the first tenth of training, then a ramp over the next tenth.
-by_steps = SharpBackward(model, schedule=Schedule(start=0.1, warmup=0.1), total_steps=200)
+by_steps = SharpBackward(model, ga_sam(budget=0.1, cap=0.01), schedule=Schedule(start=0.1, warmup=0.1), total_steps=200)
 # A walk on every fourth step, with weight 2: 1.25 passes per step on average instead of 2.
-by_fours = SharpBackward(model, schedule=Schedule(progress=0.2, every=4, weight=2))
+by_fours = SharpBackward(model, ga_sam(budget=0.1, cap=0.01), schedule=Schedule(progress=0.2, every=4, weight=2))
 # A function from the step to a strength in [0, 1].
-by_hand = SharpBackward(model, schedule=lambda step: float(step % 2 == 0))
+by_hand = SharpBackward(model, ga_sam(budget=0.1, cap=0.01), schedule=lambda step: float(step % 2 == 0))
 
 strengths = []
 for _ in range(200):

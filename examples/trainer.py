@@ -12,7 +12,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from gasam import Schedule, SharpBackward, ga_sam, recommended, same_noise
+from gasam import SharpBackward, ga_sam, recommended, same_noise
 from gasam.integrations.transformers import SharpnessAwareSeq2SeqTrainer, SharpnessAwareTrainer
 
 torch.manual_seed(0)
@@ -29,7 +29,7 @@ trainer = SharpnessAwareTrainer(
     model=classifier,
     args=TrainingArguments(folder, gradient_accumulation_steps=2, max_grad_norm=1.0, **options),
     train_dataset=sentences,
-    schedule=Schedule(),  # walk from the first step; the default waits until the loss falls
+    perturbation=ga_sam(budget=0.1, cap=0.01),
 )
 trainer.train()
 logged = trainer.state.log_history[-2]  # has the clean loss, sharpness and perturbation_norm

@@ -132,6 +132,9 @@ class SharpBackward:
         if not self.knows_function:
             look_at_function(function)
             function = checked_once(function, self.gradient_scale)
+        method = self.perturbation.method
+        if method is not None and method.learns and self.could_walk and self._scale is None:
+            warn_of_gradients(self.parameters)
         with uninterrupted() as held:
             run = LossPasses(self, function, ascent, held)
             self.step(run)
@@ -190,7 +193,7 @@ class SharpBackward:
             count: Count the call for the schedule. Otherwise use `counted` later.
         """
         plan, clock, method = self.perturbation, self.clock, self.perturbation.method
-        self._begin(run.has_ascent, by_closure)
+        self._begin(run.has_ascent)
         strength = clock.strength()
         walks, between = self.walks(strength), self.could_walk and clock.between_walks and plan.folds_between
         clean_counts = not run.has_ascent and (method is None or method.clean_pass)
@@ -232,15 +235,13 @@ class SharpBackward:
             raise
         self.last, self.knows_function = trace, True
 
-    def _begin(self, has_ascent: bool, by_closure: bool) -> None:
+    def _begin(self, has_ascent: bool) -> None:
         """Check the step, and forget what another method has kept."""
         method = self.perturbation.method
-        if self.could_walk:
-            self.check_ascent(has_ascent=has_ascent)
         if method != self._learner:
             self.kept, self._learner, self._scale = Kept(), method, None
-        if self.could_walk and method is not None and method.learns and self._scale is None and not by_closure:
-            warn_of_gradients(self.parameters)
+        if self.could_walk:
+            self.check_ascent(has_ascent=has_ascent)
 
     def _why_plain(self, strength: float) -> str:
         if not self.could_walk:

@@ -28,7 +28,7 @@ TOO_FAR = "too large: {} moved by {:.2g} times its norm"
 TOO_STEEP = f"too large: the loss rises by more than {MANY_TIMES:g} times what was predicted"
 TOO_SMALL = "too small to matter: the predicted rise is below the rounding of the loss"
 UNSEEN = "without effect: the weights moved, and the loss did not change by one bit"
-SMALLER = "give a cap and Schedule(progress=0.2), as in recommended(), or a smaller epsilon or budget"
+SMALLER = "give a cap and Schedule(progress=0.2), as in recommended(2), or a smaller epsilon or budget"
 CURES = {
     NOT_FINITE: "check plain training first, and with float16 the loss scale",
     TOO_FAR: SMALLER,

@@ -289,7 +289,7 @@ def test_a_recommended_walk_refuses_to_cost_more():
     with pytest.raises(ValueError, match="needs_ascent"):
         SharpBackward(model, walk)(loss_of(model))
     with pytest.raises(ValueError, match="total_steps"):
-        SharpBackward(model, recommended(1.1))(loss_of(model))
+        SharpBackward(model, recommended(1.1))(loss_of(model), ascent=loss_of(model))
     with pytest.raises(ValueError, match=r"2, 1\.25, 1\.1, 1, 'rounding', got 3"):
         recommended(3)
 

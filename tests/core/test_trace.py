@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gasam import Schedule, SharpBackward, ga_sam, range_test, sam
+from gasam import Schedule, SharpBackward, ga_sam, range_test, recommended, sam
 from problems import ENTRIES, at_home, batch, loss_of, messages_of, network, through_backward
 from tolerances import EXACT, error, flat, same_bits
 
@@ -70,7 +70,7 @@ class TestWarning:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1))
         x = torch.randn(32, 6)
-        optimizer, sharp = torch.optim.Adam(model.parameters(), lr=3e-3), SharpBackward(model)
+        optimizer, sharp = torch.optim.Adam(model.parameters(), lr=3e-3), SharpBackward(model, recommended(2))
 
         def train(loss):
             optimizer.zero_grad()
@@ -82,7 +82,7 @@ class TestWarning:
         assert sharp.last.verdict().startswith("fine")
 
     @pytest.mark.parametrize(("walk", "factor", "words"), [
-        (sam(30.0), 1.0, ["too large", "20 of 20 measured walks", "recommended()"]),
+        (sam(30.0), 1.0, ["too large", "20 of 20 measured walks", "recommended(2)"]),
         (ga_sam(1e-12, norm=2.0), 1.0, ["too small to matter", "larger budget or epsilon"]),
         (ga_sam(0.1), math.nan, ["not finite", "20 of 20 measured walks"]),
     ])  # fmt: skip

@@ -30,7 +30,7 @@ def test_recommended_walk_leaves_rounding_noise_alone(noisy):
         return loss_of(model, batch)
 
     model.zero_grad()
-    perturbation = recommended()[0]
+    perturbation = recommended(2)[0]
     sharp = SharpBackward(model, perturbation, detailed=True)
     sharp(loss)
     clean, displaced = seen

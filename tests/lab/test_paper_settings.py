@@ -130,7 +130,7 @@ def test_every_walk_says_who_chose_its_size(method, task, size, given, source):
     walk = walk_for(method, task, size, 10, **given)
     assert walk.source == source
     if source == "recommended":
-        perturbation, schedule = recommended()
+        perturbation, schedule = recommended(2)
         assert (walk.budget, walk.cap, walk.schedule()) == (perturbation.budget, perturbation.cap, schedule)
         assert walk.norm == METHODS[method].preset.norm
 

@@ -136,7 +136,9 @@ def _keeping(step: Callable[..., Any]) -> Callable[..., Any]:
             self._checked = self._trainer
             if self.sharp.clock.total_steps is None:
                 self.sharp.clock.total_steps = _total_steps(self._trainer)
-        self.sharp.begin_step(self._trainer.global_step, last=not self._trainer.fit_loop._should_accumulate())
+        trainer = self._trainer
+        last = trainer.is_last_batch or (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        self.sharp.begin_step(trainer.global_step, last=last)
         first, self._first = FirstPass(self.sharp, self.trainer.strategy.model), None
 
         def run() -> Any:

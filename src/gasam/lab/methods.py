@@ -350,7 +350,7 @@ def _size(
         return {"norm": norm, "epsilon": epsilon, "steps": steps, "start_epoch": start, "source": "paper"}
     if source == "paper":
         raise InputError(f"the paper has no epsilon for {method.name} on {task}: leave out --walks paper")
-    perturbation, schedule = recommended()
+    perturbation, schedule = recommended(2)
     size_of = {"budget": perturbation.budget, "cap": perturbation.cap}
     if isinstance(method.preset.method, RandomDirection):  # which has no rise; each tensor moves as far as the cap
         size_of = {"epsilon": perturbation.cap}

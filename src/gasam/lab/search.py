@@ -106,7 +106,7 @@ class Search(BaseModel):
         rounded = {name: float(f"{v:.2g}") if isinstance(v, float) else v for name, v in values.items()}
         walk: dict[str, Any] = {name: rounded.pop(name) for name in WALK & rounded.keys()}
         if "budget" in walk:
-            walk["walk_progress"] = recommended()[1].progress
+            walk["walk_progress"] = recommended(2)[1].progress
         method = "baseline" if self.of_walk and not values else self.method
         seed, settings = self.seed + repetition * SEED_STEP, {**self.settings, **rounded}
         return plans.make(self.task, method, self.size, seed, origin=self.origin, settings=settings, walk=walk)
@@ -122,7 +122,7 @@ class Search(BaseModel):
         if self.what == "budget":
             norm = find_method(self.method).preset.norm
             norms = ["inf" if math.isinf(norm) else norm]  # JSON has no infinity
-            return {"norm": norms, "budget": BUDGETS, "cap": [CAP, recommended()[0].cap]}
+            return {"norm": norms, "budget": BUDGETS, "cap": [CAP, recommended(2)[0].cap]}
         if self.what == "epsilon":
             return {"norm": ["inf", 2.0], "epsilon": EPSILONS}
         return self.plan().settings.space() | ({"budget": BUDGETS, "cap": CAPS} if self.what == "joint" else {})
@@ -406,7 +406,7 @@ class Driver:
 
     def _proposed(self) -> list[Values]:
         """The walks to try next: the recommended one, and the sizes of each norm in the paper's order."""
-        what, ranges, usual = self.asked.what, self.asked.ranges, recommended()[0]
+        what, ranges, usual = self.asked.what, self.asked.ranges, recommended(2)[0]
         norms, found = values_of(ranges["norm"]), list[Values]()
         if what == "budget" and norms == ("inf",) and not self.asked.space:
             found = [{"norm": "inf", "budget": usual.budget, "cap": usual.cap}]
