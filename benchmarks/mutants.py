@@ -26,6 +26,7 @@ FOLD = "tests/core/test_backward.py tests/core/test_optimizer.py tests/core/test
 PRECISION = "tests/core/test_precision.py"
 SCHEDULE = "tests/core/test_schedule.py"
 FAMILY = "tests/core/test_family.py"
+CHEAP = "tests/core/test_cheap.py"
 
 
 class Mutant(NamedTuple):
@@ -44,13 +45,13 @@ MUTANTS = (
     Mutant("walk.py", "self._factor * min(1.0, stride)", "self._factor * stride", WALK),
     Mutant("walk.py", "groups.spread(self._factor * stride)", "groups.spread(self._factor)", WALK),
     Mutant("walk.py", "position.clamp_(-1.0, 1.0)", "position", WALK),
-    Mutant("walk.py", "self.size * inverse(slope / self._scale)", "self._one * self.size", WALK),
+    Mutant("walk.py", "self.size * inverse(slope / self._gradient_scale)", "self._one * self.size", WALK),
     Mutant("walk.py", "plan.size * strength", "plan.size", WALK + " " + SCHEDULE),
     Mutant("walk.py", "norms > limits", "norms < limits", WALK),
     Mutant("walk.py", "factor * self._shrinking(factor, self._lengths)", "factor", WALK),
-    Mutant("walk.py", "self._one) / self._scale**2", "self._one)", WALK + " tests/core/test_loops.py"),
+    Mutant("walk.py", "self._one) / self._gradient_scale**2", "self._one)", WALK + " tests/core/test_loops.py"),
     Mutant("walk.py", "rescale(excess * lengths.sum() ** (1 / p))", "rescale(lengths.sum() ** (1 / p))", WALK),
-    Mutant("walk.py", "self._find_direction(self._read(seen))", "self._read(seen)", WALK),
+    Mutant("walk.py", "self._normalise(self._read(seen))", "self._read(seen)", WALK),
     Mutant("walk.py", "torch.where(torch.as_tensor(finite), self._epsilon * self._T * factor, 0.0)", "self._epsilon * self._T * factor", PRECISION),
     # The scales
     Mutant("scales.py", "(group.size / group.total).sqrt()", "(group.size / group.total)", WALK),
@@ -85,6 +86,13 @@ MUTANTS = (
     Mutant("family/wsam.py", "self.gamma / (1 - self.gamma)", "self.gamma", FAMILY),
     Mutant("family/friendly_sam.py", "-self.sigma", "self.sigma", FAMILY),
     Mutant("family/look_sam.py", "self.alpha * strength", "self.alpha", FAMILY),
+    # Cheaper walks
+    Mutant("fold.py", "[0.0, *[1 / steps] * steps]", "[0.0, *[1 / (steps + 1)] * steps]", CHEAP),
+    Mutant("backward.py", "scale if self._scale is None else self._scale + scale", "scale", CHEAP),
+    Mutant("family/momentum_sam.py", "self.decay * (length > 0).to(length)", "self.decay", CHEAP),
+    Mutant("family/random_offsets.py", "self.seed + kept.step", "self.seed", CHEAP),
+    Mutant("contexts.py", "        if k > 0:\n", "        if True:\n", CHEAP),
+    Mutant("walk.py", "        self._is_noise = False\n        return self._measure", "        return self._measure", CHEAP),
     # The schedule
     Mutant("schedule.py", 'self._in_steps("start") + 1)', 'self._in_steps("start"))', SCHEDULE),
     Mutant("schedule.py", "self.state.step % self._options.every != 0", "self.state.step % self._options.every == 0", SCHEDULE),

@@ -213,3 +213,15 @@ def test_gsam_and_wsam_use_the_last_gradient_of_a_longer_walk(method, steps):
     reference = reference_of(method, model_of(), epsilon=0.1)
     expected = reference.gradient(flat(model.parameters()).numpy(), lambda w: (0.0, next(calls).numpy()))
     assert error(gradient_of(model), expected) < EXACT
+
+
+def test_look_sam_follows_the_strength_between_walks():
+    model = model_of()
+    sharp = SharpBackward(model, look_sam(0.1, alpha=0.7), schedule=Schedule(every=2, weight=1, warmup=3))
+    sharp(loss_of(model))
+    [kept] = sharp.state_dict()["method"].values()
+    component, clean = flat(kept), gradient_of(model, loss_of(model)())
+    model.zero_grad()
+    sharp(loss_of(model))
+    expected = clean + 0.7 * 0.5 * clean.norm() / component.norm() * component
+    assert error(gradient_of(model), expected) < EXACT
