@@ -42,7 +42,7 @@ class Passes(Protocol):
 
 
 class SharpBackward:
-    """Replaces `loss.backward()`: runs K+1 passes along the walk and adds their combined gradient to `.grad`.
+    """Replaces `loss.backward()`: runs the passes of the walk and adds their combined gradient to `.grad`.
 
     Call it with a function that returns the loss or (loss, anything), and that does not call backward. The call returns
     what the function returned in its first pass, with the loss detached. With `enabled = False` or a perturbation of
@@ -55,21 +55,22 @@ class SharpBackward:
 
     Args:
         model: The model or its parameters: `model.named_parameters()`, `model.parameters()` or parameter groups. Put
-            parameters that must not move into a group with "perturb": False. If you leave trained parameters out, their
-            gradients are wrong in two cases: if the risk is "final", as in SAM, or a method's, they accumulate the
-            gradients of all K+1 passes, and with a schedule weight other than 1 they are not rescaled.
+            parameters that must not move into a group with "perturb": False. Give all trained parameters: others simply
+            add up the gradients of all passes, which is right only with one pass, or with risk "mean", schedule weight
+            1 and no `ascent`.
         perturbation: The walk, for example `ga_sam(1e-4)`, or a pair with its schedule, as `recommended(passes=1)`
             returns it. None means `recommended()`.
         schedule: When to walk and how strongly: a `Schedule`, or a function from the step to a strength in [0, 1].
             None means full strength in every step, unless `perturbation` is None.
-        backward: Called instead of `loss.backward()`, for example `accelerator.backward`. With risk "mean" it receives
-            the loss times 1 / (K+1). Factors that it applies, such as a loss scale, do not change the walk.
+        backward: Called instead of `loss.backward()`, for example `accelerator.backward`. It receives the loss times a
+            positive factor, which may differ between passes. Factors that it applies, such as a loss scale, do not
+            change the walk.
         around: A function of (k, last) that returns a context manager for a pass, for example `same_noise()`. k counts
             the passes of the loss function from 0; a pass of `ascent` has -1.
         gradient_scale: Your loss divided by the mean loss, for example the number of tokens if you return a sum: a
             number, or a function that returns one. If your function divides the loss, as in `loss / 8`, give 1/8.
-        batchnorm: "clean pass" updates running statistics, for example of BatchNorm, in the clean pass only. "every
-            pass" updates them in all passes. Has an effect only if you give the model.
+        batchnorm: "clean pass" updates running statistics, for example of BatchNorm, in the first pass of the loss
+            function only. "every pass" updates them in all passes. Has an effect only if you give the model.
         detailed: Measure every walk in full, and compare the clean and the last gradient of each group. Needs memory
             for two copies of the gradient.
         accumulation: The number of calls per optimizer step, for schedules, moving averages and random offsets; see
@@ -142,7 +143,7 @@ class SharpBackward:
 
     @property
     def could_walk(self) -> bool:
-        """Whether a strength above 0 leads to a walk."""
+        """Whether the walk is switched on: enabled, with a size above 0."""
         return self.enabled and self.perturbation.size > 0
 
     def walks(self, strength: float | None = None) -> bool:

@@ -81,7 +81,7 @@ class Fold:
         self.apart = apart or method is not None or (by_closure and any(self._shares[:-1]))
         self._last: int | None = None  # the pass that was begun last
         self._by_closure = by_closure
-        self._gradients: list[list[Tensor | None]] = []  # of the passes, for a method
+        self._gradients: dict[int, list[Tensor | None]] = {}  # of the passes, for a method
         self._total: list[Tensor | None] = []  # sum of the gradients that count so far; empty before the first
         callers = [] if by_closure else list(map(get_gradient, parameters))
         self._callers = callers if any(own is not None for own in callers) else []
@@ -141,7 +141,7 @@ class Fold:
         counts = ratio != 0 or (k == 0 and self._weight != 1)  # a share of zero leaves zeros, because others may count
         is_alone = self._steps == 1 and not self.apart and not self._callers
         if self._method is not None:
-            self._gradients.append(_copies(map(get_gradient, self._parameters)))
+            self._gradients[k] = _copies(map(get_gradient, self._parameters))
         elif counts and is_alone and not overlap(list(map(get_gradient, self._parameters))):
             for parameter in self._parameters if ratio != 1 else ():
                 if parameter.grad is not None:
@@ -158,12 +158,14 @@ class Fold:
 
     def _combine(self, method: Method, finite: Tensor | bool, factor: Tensor | float) -> None:
         """Call the method's fold, with lists of the parameters that have a gradient in any pass."""
-        here = [i for i, each in enumerate(zip(*self._gradients, strict=True)) if any(g is not None for g in each)]
-        parameters, lists = [self._parameters[i] for i in here], list[Any]()
-        for each in self._gradients:
-            lists.append([dense_gradient(p, each[i]) for p, i in zip(parameters, here, strict=True)])
+        here = [
+            i for i, each in enumerate(zip(*self._gradients.values(), strict=True)) if any(g is not None for g in each)
+        ]
+        parameters = [self._parameters[i] for i in here]
+        lists: list[Any] = [None] * (self._steps + 1)
+        for k, each in self._gradients.items():
+            lists[k] = [dense_gradient(p, each[i]) for p, i in zip(parameters, here, strict=True)]
             each.clear()
-        lists += [None] * (self._steps + 1 - len(lists))
 
         def may_keep() -> Tensor | bool:
             return torch.as_tensor(finite) & torch.stack([dot(g, g) for g in lists if g is not None]).sum().isfinite()

@@ -36,7 +36,7 @@ class Perturbation:
         norm: p of the ball's norm, > 1 or math.inf.
         scale: T: a name in `gasam.SCALES`, or a function of a `Group` that returns values >= 0.
         granularity: Which weights share a T: "element", "filter", "layer" (a parameter tensor), "module" or "model".
-        steps: K, the number of ascent steps. A training step takes K+1 passes.
+        steps: K, the number of ascent steps. A training step takes K+1 passes, or K if the method has no clean pass.
         step_size: eta, in the unit of `epsilon` or `budget`; None means 1.5 times that size divided by `steps`.
         risk: "mean" minimises the mean loss of all K+1 passes, "final" the loss of the last one. Without effect if the
             method has a fold.

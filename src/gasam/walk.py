@@ -54,7 +54,7 @@ def walk(
     """
     with weights.walk():
         kept = Kept() if kept is None else kept  # an empty one is false
-        seen = groups = None
+        seen = None
         if plan.method is None or plan.method.clean_pass:
             seen = run(0)
             if seen is None:
@@ -102,11 +102,11 @@ class _Ascent:
         self.p, self.by_element, self.size = plan.norm, plan.granularity == "element", size
         self.keeps_position, self.measured, self.detailed = keeps_position, measured, detailed
         one = self._one = self.groups.sizes.new_ones(())
-        # Sums of the direction that are needed before the weights move: h v and |T v|^2. Later |T v|^2 costs less, but
-        # a collective if the weights are sharded.
-        shortens = plan.cap is not None or self.groups.sharded
-        needs = shortens or plan.budget is not None or self.p != math.inf
-        self._names_along = ["slope", *(["lengths"] if shortens else [])] if needs else []
+        # Sums of the direction that are needed before the weights move: h v and |T v|^2. Without a cap |T v|^2 costs
+        # less while they move, but a collective if they are sharded.
+        needs_lengths = plan.cap is not None or self.groups.sharded
+        needs = needs_lengths or plan.budget is not None or self.p != math.inf
+        self._names_along = ["slope", *(["lengths"] if needs_lengths else [])] if needs else []
         self._looks = one.device.type in LOOKS and type(one) is Tensor  # a fake tensor has no values
         self._T = self._largest = one
         self._kept_T: dict[Piece, Tensor] = {}  # T of each weight

@@ -48,8 +48,8 @@ class Method:
     def fold(self, gradients: list[Any], kept: Kept, strength: float) -> Tensors:
         """The gradient for the optimizer, from those of all K+1 passes: a list of `Tensors`, which you may overwrite.
 
-        An entry is None if its pass did not run: in a step between walks all but the first. `strength` is that of the
-        schedule.
+        An entry is None if its pass did not run: in a step between walks all but the first, and without a clean pass
+        the first. `strength` is that of the schedule.
         """
         raise NotImplementedError
 

@@ -25,9 +25,10 @@ class RandomDirection(Method):
 def random_offsets(
     epsilon: float | None = None, norm: float = math.inf, *, seed: int = 0, **options: Any
 ) -> Perturbation:
-    """One pass a step at w + a, where each weight of tensor i moves by plus or minus epsilon rms(w_i), at random.
+    """One pass a step at w + a, where a is random.
 
-    So epsilon is |a_i| / |w_i|. Use it if weights will be disturbed at random, for example rounded to few bits, and as
+    With the default norm each weight of tensor i moves by plus or minus epsilon rms(w_i), so that epsilon is
+    |a_i| / |w_i|. Use it if weights will be disturbed at random, for example rounded to few bits, and as
     the control of every walk with a direction. Needs no memory beside w + a.
 
     Args:
