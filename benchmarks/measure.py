@@ -74,10 +74,11 @@ class TextCNN(nn.Module):
         self.windows = nn.ModuleList(nn.Conv1d(500, 500, size) for size in (3, 4, 5))
         self.out = nn.Linear(1500, 2)
 
-    def loss(self) -> Tensor:
-        words = self.words(torch.randint(30_000, (64, 200))).transpose(1, 2)
+    def loss(self, share: float = 1.0) -> Tensor:
+        rows = int(64 * share)
+        words = self.words(torch.randint(30_000, (rows, 200))).transpose(1, 2)
         features = torch.cat([window(words).relu().amax(2) for window in self.windows], 1)
-        return cross_entropy(self.out(features), torch.randint(2, (64,)))
+        return cross_entropy(self.out(features), torch.randint(2, (rows,)))
 
 
 class LanguageModel(nn.Module):
@@ -89,10 +90,11 @@ class LanguageModel(nn.Module):
         self.layers = nn.LSTM(500, 500, 2)
         self.bias = nn.Parameter(torch.zeros(10_000))
 
-    def loss(self) -> Tensor:
-        hidden, _ = self.layers(self.words(torch.randint(10_000, (70, 20))))
+    def loss(self, share: float = 1.0) -> Tensor:
+        columns = int(20 * share)
+        hidden, _ = self.layers(self.words(torch.randint(10_000, (70, columns))))
         logits = nn.functional.linear(hidden, self.words.weight, self.bias)
-        return cross_entropy(logits.flatten(0, 1), torch.randint(10_000, (1400,)))
+        return cross_entropy(logits.flatten(0, 1), torch.randint(10_000, (70 * columns,)))
 
 
 class Translator(nn.Module):
@@ -107,11 +109,12 @@ class Translator(nn.Module):
         self.layers = nn.Transformer(512, 8, 6, 6, 2048, batch_first=True)
         self.out = nn.Linear(512, 7_800, bias=False)
 
-    def loss(self) -> Tensor:
-        source, target = self.source(torch.randint(17_200, (32, 32))), self.target(torch.randint(7_800, (32, 32)))
+    def loss(self, share: float = 1.0) -> Tensor:
+        pairs = int(32 * share)
+        source, target = self.source(torch.randint(17_200, (pairs, 32))), self.target(torch.randint(7_800, (pairs, 32)))
         mask = nn.Transformer.generate_square_subsequent_mask(32)
         logits = self.out(self.layers(source, target, tgt_mask=mask, tgt_is_causal=True))
-        return cross_entropy(logits.flatten(0, 1), torch.randint(7_800, (1024,)))
+        return cross_entropy(logits.flatten(0, 1), torch.randint(7_800, (32 * pairs,)))
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {"TextCNN": TextCNN, "LSTM": LanguageModel, "Transformer": Translator}

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gasam import Perturbation, SharpBackward, SharpnessAware
+from gasam import MovingAverage, Perturbation, SharpBackward, SharpnessAware
+from gasam.family.random_offsets import RandomDirection
 
 LAYERS, WIDTH = 64, 1000
 BYTES = 4 * LAYERS * WIDTH * (WIDTH + 1)
@@ -21,6 +22,8 @@ CASES: dict[str, dict[str, Any]] = {
     "K = 3, mean risk": {"steps": 3},
     "K = 1, added to gradients that are there": {},
     "K = 1, through a closure": {},
+    "one pass, random offsets": {"risk": "final", "scale": "weight_rms", "method": RandomDirection(0)},
+    "one pass, moving average": {"method": MovingAverage()},
 }
 
 

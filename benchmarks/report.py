@@ -13,19 +13,12 @@ Row = Sequence[str]
 
 
 def overhead(measured: dict[str, Any]) -> Iterator[Row]:
-    yield "model of the paper", "two passes", "measured twice", "GA-SAM", "own time", "recommended", "every fourth"
+    """Each cell of a walk has its step over a plain one, and in brackets the time outside of its passes."""
+    yield "model of the paper", "plain step", "measured twice", *next(iter(measured.values()))["steps"]
     for name, found in measured.items():
-        ratios = [
-            found["the same against itself"],
-            found["GA-SAM over it"],
-            found["1 + own time over it"],
-            found["1 + own time with budget, cap and schedule"],
-        ]
-        fourth = (
-            f"{found['every fourth step over one pass']:.2f}" if "every fourth step over one pass" in found else "-"
-        )
-        weights, seconds = f"{found['weights'] / 1e6:.0f} million", f"{found['two passes and a step, s']:.2f} s"
-        yield f"{name}, {weights}", seconds, *(f"{ratio:.3f}" for ratio in ratios), fourth
+        cells = [f"{ratio:.2f} ({found['own time'][form]:.1%})" for form, ratio in found["steps"].items()]
+        weights, seconds = f"{found['weights'] / 1e6:.0f} million", f"{found['plain step, s']:.2f} s"
+        yield f"{name}, {weights}", seconds, f"{found['again']:.3f}", *cells
 
 
 def peer(measured: dict[str, Any]) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""`python -m tools.results` writes the tables of docs/results.md and of the README from results/*.jsonl.
+"""`python -m tools.results` writes the tables of docs/results.md from results/*.jsonl.
 
 `python -m tools.results add RUNS...` first appends the finished runs, analyses and searches of these folders. It
 replaces a line that is there already, so a folder can be added again.
@@ -22,7 +22,7 @@ from gasam.lab.report.comparison import Comparison
 
 ROOT = Path(__file__).parents[1]
 RUNS, ANALYSES = Path("results/runs.jsonl"), Path("results/analyses.jsonl")
-PAGE, README = Path("docs/results.md"), Path("README.md")
+PAGE = Path("docs/results.md")
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 CURVE = ("epoch", "valid")
 """What a line keeps of an epoch."""
@@ -36,8 +36,7 @@ def main(arguments: Sequence[str]) -> None:
             add(folder, ROOT)
     elif arguments:
         raise SystemExit(__doc__)
-    for file, text in pages(ROOT).items():
-        (ROOT / file).write_text(text, encoding="utf-8")
+    (ROOT / PAGE).write_text(page(ROOT), encoding="utf-8")
 
 
 def add(folder: Path, root: Path) -> None:
@@ -69,8 +68,8 @@ def read(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
 
 
-def pages(root: Path) -> dict[Path, str]:
-    """The text of both pages. What stands outside of the two marks is written by hand and kept."""
+def page(root: Path) -> str:
+    """The text of the page. What stands outside of the two marks is written by hand and kept."""
     runs = [Record.model_validate(line) for line in read(root / RUNS)]
     lines = read(root / ANALYSES)
     analyses = [AnalysisRecord.model_validate(line) for line in lines if line["kind"] != "search"]
@@ -83,11 +82,9 @@ def pages(root: Path) -> dict[Path, str]:
         searches([line for line in lines if line["kind"] == "search"]),
         how_it_was_run(runs),
     ]
-    found = {}
-    for file, made in ((PAGE, "\n".join(sections)), (README, in_readme(runs))):
-        before, _, rest = (root / file).read_text(encoding="utf-8").partition(BEGIN)
-        found[file] = f"{before}{BEGIN}\n\n{made}\n{END}{rest.partition(END)[2]}"
-    return found
+    before, _, rest = (root / PAGE).read_text(encoding="utf-8").partition(BEGIN)
+    made = "\n".join(sections)
+    return f"{before}{BEGIN}\n\n{made}\n{END}{rest.partition(END)[2]}"
 
 
 def at_equal_cost(runs: Sequence[Record]) -> str:
@@ -173,24 +170,6 @@ def controls(runs: Sequence[Record]) -> Iterator[str]:
     """All rows on ptb, which has the controls: masks shared by the passes, and a walk too short to matter."""
     for each in Comparison.of(run for run in runs if run.task == "ptb"):
         yield section(f"All rows on {each.title}", each.table().rows, notes=each.notes()[1:])
-
-
-def in_readme(runs: Sequence[Record]) -> str:
-    """The README's table: plain training, plain training of equal cost, SAM and GA-SAM."""
-    columns: dict[str, dict[str, str]] = {}
-    for each in Comparison.of(run for run in runs if run.size == "small" and run.task in ("imdb", "ptb")):
-        lead = each.lead
-        assert lead is not None
-        sam = next(row for row in each.rows if row.method == "sam" and row.walk.source == "recommended")
-        plain = {"Plain training": lead.baseline, "Plain training of equal cost": lead.equal_cost}
-        for name, row in (plain | {"SAM": sam, "GA-SAM": lead}).items():
-            assert row is not None
-            better = "" if each.metric.higher_is_better else " (lower is better)"
-            title = f"{each.records[0].task}, {each.metric.name}{better}"
-            difference = f" ({row.versus(row.baseline)})" if row.baseline is not None else ""
-            columns.setdefault(name, {"method": name})[title] = row.numbers + difference
-    told = "Mean and deviation over four seeds, and in brackets the difference to plain training with its 95% interval."
-    return f"{Table('', list(columns.values())).markdown()}\n{told}\n"
 
 
 def searches(lines: Sequence[Mapping[str, Any]]) -> str:

@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.first_use.data import MissingDataError
 from benchmarks.first_use.setups import SETUPS
-from benchmarks.first_use.tables import FINAL_SEEDS, SELECTION_SEEDS, choose, write_guide
-from benchmarks.first_use.training import PLAIN, RECOMMENDED, RESULTS, SAM, VARIANTS, Setup, read, run_once
+from benchmarks.first_use.tables import FINAL_SEEDS, pages, text
+from benchmarks.first_use.training import RESULTS, VARIANTS, Setup, read, run_once
 
 
 def run(setups: Iterable[Setup], variants: Sequence[str], seeds: Sequence[int], path: Path = RESULTS) -> None:
@@ -35,19 +35,20 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("run", help="train; set GASAM_DATA to the folder of MNIST, IMDB and PTB")
     train.add_argument("--setups", nargs="+", choices=SETUPS, default=list(SETUPS))
-    train.add_argument("--variants", nargs="+", choices=VARIANTS, default=[PLAIN, RECOMMENDED, SAM])
+    train.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     train.add_argument("--seeds", nargs="+", type=int, default=FINAL_SEEDS)
-    commands.add_parser("guide", help="write the table of results on the test split into docs/guide.md")
-    selection = commands.add_parser("choose", help="compare the variants on the validation split")
-    selection.add_argument("--seeds", nargs="+", type=int, default=SELECTION_SEEDS)
+    commands.add_parser("guide", help="write the tables of results on the test split into the guide and the README")
+    validation = commands.add_parser("validation", help="print the same tables for the validation split")
+    validation.add_argument("--seeds", nargs="+", type=int, required=True)
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     if options.command == "run":
         run([SETUPS[name] for name in options.setups], options.variants, options.seeds)
     elif options.command == "guide":
-        write_guide(read())
+        for page, made in pages(read()).items():
+            page.write_text(made, encoding="utf-8")
     else:
-        print(choose(read(), options.seeds), end="")
+        print(text(read(), options.seeds, "valid"), end="")
 
 
 if __name__ == "__main__":

@@ -1,64 +1,70 @@
-"""What the records say, as Markdown: the table of the guide, and the comparison that the default was chosen by."""
+"""What the records say, as Markdown tables for the guide."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from benchmarks.first_use.setups import SETUPS
-from benchmarks.first_use.training import PLAIN, RECOMMENDED, SAM, VARIANTS, Metric, Record, Split
+from benchmarks.first_use.training import AVERAGE, PLAIN, PRECISIONS, VARIANTS, Metric, Record, Split
 
-FINAL_SEEDS = (4, 5, 6)
-SELECTION_SEEDS = (11, 12, 13)
+FINAL_SEEDS = (21, 22, 23)
 MISSING = "-"
 GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
-START, STOP = "<!-- first use -->\n", "<!-- /first use -->"
-HEADER = (
-    "set-up", "metric", "plain training", "recommended minus plain", "`sam` minus plain",
-    "recommended minus plain, equal cost", "passes",
-)  # fmt: skip
+COSTS = {"1 pass": 1.0, "1.1 passes": 1.1, "1.25 passes": 1.25, "2 passes": 2.0, "rounding": 1.0}
+"""Passes of the recommended settings. Plain training of equal cost has as many epochs more, rounded down."""
+LONGER = "plain, 2 passes"
+MEMORY = {"1 pass": "one pass, random offsets", "rounding": "one pass, random offsets"}
+"""The case of benchmarks/memory.py, for settings other than "K = 1"."""
+MEASURED = Path(__file__).parents[1] / "results.json"
+README = Path(__file__).parents[2] / "README.md"
+CLEAN = (LONGER, *(variant for variant in VARIANTS if variant != PLAIN), AVERAGE)
+ROUNDED = (LONGER, "2 passes", "1 pass", "rounding")
 
 
-def frame(records: Sequence[Record], seeds: Collection[int], split: Split) -> pd.DataFrame:
-    """A row for each run, indexed by set-up, variant and seed.
+def frame(records: Sequence[Record], seeds: Collection[int], split: Split = "test") -> pd.DataFrame:
+    """A row for each run, indexed by set-up, variant and seed, with the score of each precision.
 
-    "value" is the metric at its best epoch on validation, "plain" that of plain training with the same seed in as many
-    epochs, "equal cost" that of plain training with at most as many passes, and "passes" the ratio to plain training.
+    The epoch is the one that is best on validation at full precision; in a variant that walks late, of the epochs that
+    end with walks. Plain training has a row for each of COSTS.
     """
-    plain = {(each["setup"], each["seed"]): each["epochs"] for each in records if each["variant"] == PLAIN}
     rows = []
-    for name in SETUPS:
-        for record in (each for each in records if each["setup"] == name and each["seed"] in seeds):
-            variant, seed, run = record["variant"], record["seed"], record["epochs"]
-            epochs = len(run["validation"]) // (2 if variant == PLAIN else 1)
-            row = {"setup": name, "variant": variant, "seed": seed, "value": best(name, run, split, epochs)}
-            if base := plain.get((name, seed)):
-                affordable = sum(passes <= run["passes"][-1] for passes in base["passes"])
-                row["plain"] = best(name, base, split, epochs)
-                row["equal cost"] = best(name, base, split, max(1, affordable))
-                row["passes"] = run["passes"][epochs - 1] / base["passes"][epochs - 1]
-            rows.append(row)
-    return pd.DataFrame(rows).set_index(["setup", "variant", "seed"])
+    for record in (each for each in records if each["seed"] in seeds and each["setup"] in SETUPS):
+        name, variant, run, setting = record["setup"], record["variant"], record["epochs"], VARIANTS[record["variant"]]
+        epochs = len(run["validation"])
+        chosen = [(variant, run, range(int(epochs * (setting[1].start if setting else 0)), epochs))]
+        if variant == PLAIN:
+            half = epochs // 2
+            chosen = [(f"plain, {label}", run, range(int(half * cost))) for label, cost in COSTS.items()]
+            chosen += [(PLAIN, run, range(half)), (AVERAGE, record["averaged"], range(half))]
+        for label, history, allowed in chosen:
+            best_of = max if SETUPS[name].metric.higher_is_better else min
+            best = best_of(allowed, key=history["validation"].__getitem__)
+            prefix = "validation" if split == "valid" else split
+            scores = {suffix: history[f"{prefix}{suffix}"][best] for suffix in PRECISIONS}
+            rows.append({"setup": name, "variant": label, "seed": record["seed"], **scores})
+    return pd.DataFrame(rows).set_index(["setup", "variant", "seed"]).sort_index()
 
 
-def best(setup: str, run: Record, split: Split, epochs: int) -> float:
-    """The metric at the epoch that is best on validation, of the first `epochs`; of equal ones the first."""
-    validation = run["validation"][:epochs]
-    chosen = max(validation) if SETUPS[setup].metric.higher_is_better else min(validation)
-    return float(run["validation" if split == "valid" else split][validation.index(chosen)])
+def score(found: pd.DataFrame, name: str, variant: str, suffix: str = "") -> pd.Series:
+    """The scores by seed."""
+    known = (name, variant) in found.index.droplevel("seed")
+    return found.loc[name, variant][suffix] if known else pd.Series(dtype=float)
 
 
-def is_worse(new: pd.Series, old: pd.Series, metric: Metric) -> bool:
-    """Whether `new` is worse by more than one standard deviation of `old`, with two paired seeds or more."""
-    loss = (old - new).dropna() * (1 if metric.higher_is_better else -1)
-    return len(loss) > 1 and bool(loss.mean() > old[loss.index].std())
+def verdict(new: pd.Series, old: pd.Series, metric: Metric) -> str:
+    """ "better" or "worse" if the means, paired by seed, differ by more than one standard deviation of `old`."""
+    gain = (new - old).dropna() * (1 if metric.higher_is_better else -1)
+    if len(gain) < 3 or abs(gain.mean()) <= old[gain.index].std():
+        return ""
+    return "better" if gain.mean() > 0 else "worse"
 
 
 def difference(new: pd.Series, old: pd.Series, metric: Metric) -> str:
-    """New minus old, marked if it is clearly worse."""
-    return spread(new - old, metric, "+") + (" **worse**" if is_worse(new, old, metric) else "")
+    return f"{spread(new - old, metric, '+')} {verdict(new, old, metric)}".strip()
 
 
 def spread(values: pd.Series, metric: Metric, sign: str = "") -> str:
@@ -69,52 +75,88 @@ def spread(values: pd.Series, metric: Metric, sign: str = "") -> str:
     return f"{values.mean():{sign}.{metric.digits}f} ± {values.std():.{metric.digits}f}"
 
 
-def table(records: Sequence[Record], seeds: Collection[int] = FINAL_SEEDS) -> str:
-    """A row for each set-up, judged on the test split.
+def clean_table(found: pd.DataFrame) -> str:
+    """Plain training, and the difference of every variant to it; the last row counts set-ups."""
+    rows, counts = [], {variant: [0, 0] for variant in CLEAN}
+    for name, setup in SETUPS.items():
+        plain, cells = score(found, name, PLAIN), []
+        for variant in CLEAN:
+            new = score(found, name, variant)
+            cells.append(difference(new, plain, setup.metric))
+            for i, word in enumerate(("better", "worse")):
+                counts[variant][i] += verdict(new, plain, setup.metric) == word
+        rows.append([setup.title, spread(plain, setup.metric), *cells])
+    rows.append(["better, worse", "", *(f"{better}, {worse}" for better, worse in counts.values())])
+    return markdown(["set-up", PLAIN, *CLEAN], rows)
 
-    With three or more seeds a cell is the mean and the standard deviation, with fewer it lists the seeds. Differences
-    are paired by seed. "Equal cost" is plain training with as many passes as the recommended setting took. A mean that
-    is worse than plain training by more than one standard deviation of plain training is marked.
-    """
+
+def rounded_table(found: pd.DataFrame) -> str:
+    """What rounding to 4 and to 3 bits leaves of each variant, as differences to plain training rounded alike."""
     rows = []
-    for name, runs in frame(records, seeds, "test").groupby("setup", sort=False):
-        setup = SETUPS[str(name)]
-        plain, new, walk = (runs[runs.index.isin([each], "variant")] for each in (PLAIN, RECOMMENDED, SAM))
-        pairs = ((new["value"], new["plain"]), (walk["value"], walk["plain"]), (new["value"], new["equal cost"]))
-        differences = [difference(*pair, setup.metric) for pair in pairs]
-        passes = _number(new["passes"].mean(), 2)
-        rows.append([setup.title, setup.metric.name, spread(plain["value"], setup.metric), *differences, passes])
-    return markdown(HEADER, rows)
+    for name, setup in SETUPS.items():
+        for suffix in [each for each in PRECISIONS if each]:
+            plain = score(found, name, PLAIN, suffix)
+            cells = [difference(score(found, name, each, suffix), plain, setup.metric) for each in ROUNDED]
+            lost = spread(plain - score(found, name, PLAIN), setup.metric, "+")
+            rows.append([f"{setup.title},{suffix}", spread(plain, setup.metric), lost, *cells])
+    return markdown(["set-up", PLAIN, "lost by rounding", *ROUNDED], rows)
 
 
-def write_guide(records: Sequence[Record]) -> None:
-    """Put the table into the guide, between its two marks."""
-    before, rest = GUIDE.read_text(encoding="utf-8").split(START)
-    GUIDE.write_text(f"{before}{START}\n{table(records)}\n{STOP}{rest.split(STOP)[1]}", encoding="utf-8")
+def options_table(found: pd.DataFrame) -> str:
+    """What each recommended setting costs and keeps: counts of set-ups, and means of the gain over all of them.
+
+    The gain is in standard deviations of plain training. Step times are ranges over the paper's models.
+    """
+    measured = json.loads(MEASURED.read_text(encoding="utf-8"))
+    steps = [model["steps"] for model in measured["overhead"]["measured"].values()]
+    rows = []
+    for variant, cost in COSTS.items():
+        timed = {"1 pass": "1 pass, random", "rounding": "1 pass, random", "1.1 passes": ""}.get(variant, variant)
+        times = [step[timed] for step in steps if timed]
+        memory = measured["memory"]["measured"].get(MEMORY.get(variant, "K = 1"))
+        cells = [f"{cost:g}", f"{min(times):.2f} to {max(times):.2f}" if times else MISSING]
+        cells.append(MISSING if memory is None else f"{memory:.1f}")
+        for plain in (PLAIN, f"plain, {variant}"):
+            words, gains = [], []
+            for name, setup in SETUPS.items():
+                new, old = score(found, name, variant), score(found, name, plain)
+                words.append(verdict(new, old, setup.metric))
+                sign = 1 if setup.metric.higher_is_better else -1
+                gains.append(sign * (new - old).mean() / score(found, name, PLAIN).std())
+            mean = pd.Series(gains).dropna().mean()
+            cells += [f"{words.count('better')}, {words.count('worse')}", f"{mean:+.2f}"]
+        given = '"rounding"' if variant == "rounding" else f"passes={cost:g}"
+        rows.append([f"`recommended({given})`", *cells])
+    header = [
+        "setting",
+        "passes",
+        "step time",
+        "memory",
+        "better, worse",
+        "gain",
+        "better, worse at equal cost",
+        "gain",
+    ]
+    return markdown(header, rows)
 
 
-def choose(records: Sequence[Record], seeds: Collection[int] = SELECTION_SEEDS) -> str:
-    """The mean on the validation split of all variants after E epochs; then how often each is better or worse."""
-    found = frame(records, seeds, "valid")
-    variants = [variant for variant in VARIANTS if variant in found.index.unique("variant")]
-    counts = ["better than plain", "worse than plain", "worse by more than one sd of plain"]
-    rows, totals = [], pd.DataFrame(0.0, columns=variants, index=counts)
-    for name, runs in found.groupby("setup", sort=False):
-        metric, cells = SETUPS[str(name)].metric, []
-        for variant in variants:
-            some = runs[runs.index.isin([variant], "variant")]
-            gain = (some["value"] - some["plain"]).mean() * (1 if metric.higher_is_better else -1)
-            totals[variant] += [gain > 0, gain < 0, is_worse(some["value"], some["plain"], metric)]
-            cells.append(_number(some["value"].mean(), metric.digits))
-        rows.append([SETUPS[str(name)].title, metric.name, *cells])
-    rows += [[count, "set-ups", *(f"{number:.0f}" for number in totals.loc[count])] for count in counts]
-    passes = found["passes"].groupby("variant").mean()
-    rows.append(["passes of plain", "", *(_number(passes[variant], 2) for variant in variants)])
-    return markdown(["set-up", "metric", *variants], rows)
+def text(records: Sequence[Record], seeds: Collection[int] = FINAL_SEEDS, split: Split = "test") -> str:
+    found = frame(records, seeds, split)
+    return f"{clean_table(found)}\n{rounded_table(found)}"
 
 
-def _number(value: float, digits: int) -> str:
-    return MISSING if pd.isna(value) else f"{value:.{digits}f}"
+def pages(records: Sequence[Record]) -> dict[Path, str]:
+    """The guide and the README with the tables between their marks."""
+    options = options_table(frame(records, FINAL_SEEDS))
+    tables = {GUIDE: {"options": options, "first use": text(records)}, README: {"options": options}}
+    found = {}
+    for page, made in tables.items():
+        found[page] = page.read_text(encoding="utf-8")
+        for mark, table in made.items():
+            before, rest = found[page].split(f"<!-- {mark} -->")
+            end = f"<!-- /{mark} -->"
+            found[page] = f"{before}<!-- {mark} -->\n\n{table}\n{end}{rest.split(end)[1]}"
+    return found
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

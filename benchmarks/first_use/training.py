@@ -6,21 +6,25 @@ import json
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from benchmarks.measure import commit
-from gasam import Perturbation, Schedule, SharpBackward, asam, ga_sam, layer_sam, recommended, sam
+from gasam import MovingAverage, Schedule, SharpBackward, ga_sam, recommended
+from gasam.analysis import quantised
+from gasam.recommended import Setting
 
 Split = Literal["train", "valid", "test"]
 Record = dict[str, Any]
-MakeSharp = Callable[[nn.Module], SharpBackward | None]
+History = dict[str, list[float]]
 RESULTS = Path(__file__).with_name("results.jsonl")
 
 
@@ -72,6 +76,11 @@ class Setup(ABC):
     def loss(self, model: nn.Module, batch: Any, carried: Any) -> tuple[Tensor, Any]:
         """The mean loss of a batch and a state for the next one; `carried` is that of the previous batch, or None."""
 
+    def part(self, batch: Any, carried: Any) -> tuple[Any, Any]:
+        """The first quarter of a batch, rounded up, and of the state of the previous one."""
+        parts = [each[: math.ceil(len(each) / 4)] for each in (batch if isinstance(batch, tuple) else [batch])]
+        return tuple(parts) if isinstance(batch, tuple) else parts[0], carried
+
     @abstractmethod
     def score(self, model: nn.Module, split: Split) -> float:
         """The metric on a split. The caller puts the model into evaluation mode and disables gradients."""
@@ -82,67 +91,73 @@ def shuffled(rows: int, batch: int, order: Generator) -> tuple[Tensor, ...]:
     return torch.split(torch.randperm(rows, generator=order), batch)
 
 
-PLAIN, RECOMMENDED, SAM = "plain", "recommended", "sam"
-BASE, SCHEDULE = recommended()
-
-
-def _walk(perturbation: Perturbation, schedule: Schedule | None = SCHEDULE) -> MakeSharp:
-    return lambda model: SharpBackward(model, perturbation, schedule=schedule)
-
-
-VARIANTS: dict[str, MakeSharp] = {
-    PLAIN: lambda model: None,
-    RECOMMENDED: lambda model: SharpBackward(model),
-    SAM: _walk(sam(budget=BASE.budget, cap=BASE.cap)),
-    "cap 0.02": _walk(replace(BASE, cap=0.02)),
-    "budget 0.3": _walk(replace(BASE, budget=0.3)),
-    "norm 2": _walk(replace(BASE, norm=2.0)),
-    "sign": _walk(replace(BASE, budget=1e3)),
-    "layer_sam": _walk(layer_sam(budget=BASE.budget, cap=BASE.cap)),
-    "asam": _walk(asam(budget=BASE.budget, cap=BASE.cap)),
-    "paper": _walk(ga_sam(1e-4), schedule=None),
+PLAIN, AVERAGE = "plain", "weights averaged"
+"""An exponential moving average of the weights of plain training, with decay 0.99, is a control."""
+PRECISIONS = {"": None, " 4 bits": 4, " 3 bits": 3}
+"""Suffixes of the names of scores, and the bits to which each row of the weights is rounded."""
+ASCENT = ga_sam(budget=0.1, cap=0.01, method=MovingAverage(0.0)), Schedule(progress=0.2)
+VARIANTS: dict[str, Setting | None] = {
+    PLAIN: None,
+    "2 passes": recommended(2),
+    "1.25 passes": recommended(1.25),
+    "1.1 passes": recommended(1.1),
+    "1 pass": recommended(1),
+    "rounding": recommended("rounding"),
+    "1 pass, ascent": ASCENT,
 }
-"""Each function takes the model and returns its `SharpBackward`, or None for plain training.
+"""The perturbation and the schedule of each variant, or None for plain training.
 
-"sign" has a budget that is never reached: every layer moves by the cap along the sign of its gradient. "paper" is
-GA-SAM as in the paper, without a cap and without a schedule.
+"1 pass" has random offsets; "1 pass, ascent" moves every tensor as far, along the gradient of the last step.
 """
 
 
-def train(setup: Setup, make_sharp: MakeSharp, seed: int, epochs: int) -> dict[str, list[float]]:
+def train(setup: Setup, variant: str, seed: int, epochs: int) -> dict[str, History]:
     """Train one model and evaluate it after each epoch.
 
     Args:
         setup: The training program.
-        make_sharp: The variant, one of `VARIANTS`.
+        variant: A name in `VARIANTS`.
         seed: Decides the initial weights, the order of the batches and the dropout masks.
         epochs: Number of epochs.
 
     Returns:
-        One value for each epoch of "validation", "test" and "passes" (forward and backward passes so far).
+        "epochs", and for plain training "averaged", the same for the moving average of its weights. Each has one value
+        for each epoch of "passes" (forward and backward passes so far), and of "validation" and "test", each at full
+        precision and with rounded weights.
     """
     torch.manual_seed(seed)
     order = Generator().manual_seed(seed)
     model = setup.model()
-    optimizer, sharp = setup.optimizer(model.parameters()), make_sharp(model)
-    history: dict[str, list[float]] = {"validation": [], "test": [], "passes": []}
-    passes = 0
+    optimizer, setting = setup.optimizer(model.parameters()), VARIANTS[variant]
+    steps = epochs * sum(1 for _ in setup.batches(Generator()))
+    sharp = None if setting is None else SharpBackward(model, setting, total_steps=steps)
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99), use_buffers=True)
+    judged = {"epochs": model} | ({"averaged": averaged.module} if variant == PLAIN else {})
+    histories: dict[str, History] = {name: {"passes": []} for name in judged}
+    passes = 0.0
     for _ in range(epochs):
-        passes += _epoch(setup, model, optimizer, sharp, order)
-        model.eval()
-        with torch.no_grad():
-            found = setup.score(model, "valid"), setup.score(model, "test"), passes
-        for values, value in zip(history.values(), found, strict=True):
-            values.append(value)
-    return history
+        passes += _epoch(setup, model, optimizer, sharp, order, averaged if variant == PLAIN else None)
+        for name, history in histories.items():
+            history["passes"].append(passes)
+            judged[name].eval()
+            for suffix, bits in PRECISIONS.items():
+                with torch.no_grad(), nullcontext() if bits is None else quantised(judged[name], bits, by_row=True):
+                    history.setdefault(f"validation{suffix}", []).append(setup.score(judged[name], "valid"))
+                    history.setdefault(f"test{suffix}", []).append(setup.score(judged[name], "test"))
+    return histories
 
 
 def _epoch(
-    setup: Setup, model: nn.Module, optimizer: torch.optim.Optimizer, sharp: SharpBackward | None, order: Generator
-) -> int:
+    setup: Setup,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    sharp: SharpBackward | None,
+    order: Generator,
+    averaged: AveragedModel | None,
+) -> float:
     """The lines that a user has. Returns the number of passes."""
     model.train()
-    passes, carried = 0, None
+    passes, carried = 0.0, None
     for batch in setup.batches(order):
         optimizer.zero_grad()
         loss_function = partial(setup.loss, model, batch, carried)
@@ -151,11 +166,15 @@ def _epoch(
             loss.backward()  # type: ignore[no-untyped-call]
             passes += 1
         else:
-            _, carried = sharp(loss_function)
-            passes += 1 if sharp.last is None else len(sharp.last.losses)
+            part = partial(setup.loss, model, *setup.part(batch, carried)) if sharp.perturbation.needs_ascent else None
+            _, carried = sharp(loss_function, ascent=part)
+            assert sharp.last is not None
+            passes += len(sharp.last.losses) + (sharp.last.ascent_loss is not None) / 4
         if setup.clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), setup.clip)
         optimizer.step()
+        if averaged is not None:
+            averaged.update_parameters(model)
     return passes
 
 
@@ -168,12 +187,11 @@ def run_once(setup: Setup, variant: str, seed: int, path: Path = RESULTS) -> Rec
     if any(identity.items() <= record.items() for record in read(path)):
         return None
     start = time.process_time()
-    history = train(setup, VARIANTS[variant], seed, setup.epochs * (2 if variant == PLAIN else 1))
-    sharp = VARIANTS[variant](nn.Linear(1, 1))
+    histories = train(setup, variant, seed, setup.epochs * (2 if variant == PLAIN else 1))
     record = {
         **identity,
-        "walk": None if sharp is None else f"{sharp.perturbation}, {sharp.clock.schedule}",
-        "epochs": {name: [_rounded(value) for value in values] for name, values in history.items()},
+        "walk": str(VARIANTS[variant]),
+        **{key: {name: [*map(_rounded, values)] for name, values in each.items()} for key, each in histories.items()},
         "seconds": round(time.process_time() - start, 1),
         "torch": torch.__version__,
         "commit": commit("src", "benchmarks/first_use/*.py"),

@@ -71,6 +71,13 @@ class PydocLSTM(Setup):
         logits, (hidden, cell) = model(batch[:-1], carried)
         return cross_entropy(logits.flatten(0, 1), batch[1:].flatten()), (hidden.detach(), cell.detach())
 
+    def part(self, batch: Tensor, carried: Pair | None) -> tuple[Tensor, Pair | None]:
+        """The batch and its state have time or layers first."""
+        columns = math.ceil(self.batch / 4)
+        if carried is not None:
+            carried = carried[0][:, :columns].contiguous(), carried[1][:, :columns].contiguous()
+        return batch[:, :columns], carried
+
     def score(self, model: nn.Module, split: Split) -> float:
         def predictions() -> Iterator[Pair]:
             carried = None
