@@ -56,4 +56,5 @@ print(f"worker {dist.get_rank()}: {sharp.last}")
 assert all(torch.equal(other, weights) for other in of_all)
 assert sharp.last.climbed
 assert own.last.climbed
+dist.barrier()  # nobody leaves while another worker may still read
 dist.destroy_process_group()

@@ -54,4 +54,5 @@ sharp.load_state_dict(torch.load(f"{folder[0]}/sharp-{dist.get_rank()}.pt"))
 
 assert sharp.last.climbed
 assert all(torch.equal(p.full_tensor(), saved) for p, saved in zip(model.parameters(), before, strict=True))
+dist.barrier()  # nobody leaves while another worker may still read
 dist.destroy_process_group()
