@@ -29,7 +29,7 @@ def test_epochs_are_those_best_on_validation():
     found = cells(clean_table(frame(rows, FINAL_SEEDS)), SETUPS["digits-cnn"].title)
     assert (found["plain"], found["plain, 2 passes"]) == ("69.00 ± 1.00", "+12.00 ± 0.00 better")
     assert (found["1 pass"], found["1.1 passes"]) == ("-5.00 ± 0.00 worse", "+0.50 ± 0.00")
-    rounded = cells(rounded_table(frame(rows, FINAL_SEEDS)), f"{SETUPS['digits-cnn'].title}, 3 bits")
+    rounded = cells(rounded_table(frame(rows, FINAL_SEEDS)), SETUPS["digits-cnn"].title)
     assert (rounded["plain"], rounded["lost by rounding"]) == ("59.00 ± 1.00", "-10.00 ± 0.00")
 
 
@@ -60,4 +60,4 @@ def test_tables_in_the_pages_are_made_from_the_records():
 
 
 def test_nearly_every_set_up_is_in_the_tables():
-    assert len({each["setup"] for each in read() if each["seed"] in FINAL_SEEDS}) >= 10
+    assert len({each["setup"] for each in read() if each["seed"] in FINAL_SEEDS}) >= 8

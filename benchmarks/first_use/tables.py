@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.first_use.setups import SETUPS
-from benchmarks.first_use.training import AVERAGE, PLAIN, PRECISIONS, VARIANTS, Metric, Record, Split
+from benchmarks.first_use.training import AVERAGE, PLAIN, PRECISIONS, VARIANTS, Metric, Record, Setup, Split
 
 FINAL_SEEDS = (21, 22, 23)
 MISSING = "-"
@@ -78,7 +78,7 @@ def spread(values: pd.Series, metric: Metric, sign: str = "") -> str:
 def clean_table(found: pd.DataFrame) -> str:
     """Plain training, and the difference of every variant to it; the last row counts set-ups."""
     rows, counts = [], {variant: [0, 0] for variant in CLEAN}
-    for name, setup in SETUPS.items():
+    for name, setup in run_of(found):
         plain, cells = score(found, name, PLAIN), []
         for variant in CLEAN:
             new = score(found, name, variant)
@@ -91,15 +91,25 @@ def clean_table(found: pd.DataFrame) -> str:
 
 
 def rounded_table(found: pd.DataFrame) -> str:
-    """What rounding to 4 and to 3 bits leaves of each variant, as differences to plain training rounded alike."""
-    rows = []
-    for name, setup in SETUPS.items():
-        for suffix in [each for each in PRECISIONS if each]:
+    """Weights rounded to 3 bits, as differences to plain training rounded alike; the last rows count set-ups."""
+    rows, counts = [], []
+    for suffix in (each for each in PRECISIONS if each):
+        words = []
+        for name, setup in run_of(found):
             plain = score(found, name, PLAIN, suffix)
-            cells = [difference(score(found, name, each, suffix), plain, setup.metric) for each in ROUNDED]
+            new = [score(found, name, each, suffix) for each in ROUNDED]
+            words.append([verdict(each, plain, setup.metric) for each in new])
             lost = spread(plain - score(found, name, PLAIN), setup.metric, "+")
-            rows.append([f"{setup.title},{suffix}", spread(plain, setup.metric), lost, *cells])
-    return markdown(["set-up", PLAIN, "lost by rounding", *ROUNDED], rows)
+            cells = [difference(each, plain, setup.metric) for each in new]
+            rows += [[setup.title, spread(plain, setup.metric), lost, *cells]] if suffix == " 3 bits" else []
+        total = [f"{each.count('better')}, {each.count('worse')}" for each in zip(*words, strict=True)]
+        counts.append([f"better, worse with{suffix}", "", "", *total])
+    return markdown(["rounded to 3 bits", PLAIN, "lost by rounding", *ROUNDED], [*rows, *counts])
+
+
+def run_of(found: pd.DataFrame) -> list[tuple[str, Setup]]:
+    """The set-ups that were run."""
+    return [(name, setup) for name, setup in SETUPS.items() if name in found.index.unique("setup")]
 
 
 def options_table(found: pd.DataFrame) -> str:
@@ -118,7 +128,7 @@ def options_table(found: pd.DataFrame) -> str:
         cells.append(MISSING if memory is None else f"{memory:.1f}")
         for plain in (PLAIN, f"plain, {variant}"):
             words, gains = [], []
-            for name, setup in SETUPS.items():
+            for name, setup in run_of(found):
                 new, old = score(found, name, variant), score(found, name, plain)
                 words.append(verdict(new, old, setup.metric))
                 sign = 1 if setup.metric.higher_is_better else -1
@@ -134,8 +144,8 @@ def options_table(found: pd.DataFrame) -> str:
         "memory",
         "better, worse",
         "gain",
-        "better, worse at equal cost",
-        "gain",
+        "at equal cost",
+        "gain at equal cost",
     ]
     return markdown(header, rows)
 

@@ -18,7 +18,7 @@ from torch import Generator, Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from benchmarks.measure import commit
-from gasam import MovingAverage, Schedule, SharpBackward, ga_sam, recommended
+from gasam import SharpBackward, recommended
 from gasam.analysis import quantised
 from gasam.recommended import Setting
 
@@ -95,7 +95,6 @@ PLAIN, AVERAGE = "plain", "weights averaged"
 """An exponential moving average of the weights of plain training, with decay 0.99, is a control."""
 PRECISIONS = {"": None, " 4 bits": 4, " 3 bits": 3}
 """Suffixes of the names of scores, and the bits to which each row of the weights is rounded."""
-ASCENT = ga_sam(budget=0.1, cap=0.01, method=MovingAverage(0.0)), Schedule(progress=0.2)
 VARIANTS: dict[str, Setting | None] = {
     PLAIN: None,
     "2 passes": recommended(2),
@@ -103,12 +102,8 @@ VARIANTS: dict[str, Setting | None] = {
     "1.1 passes": recommended(1.1),
     "1 pass": recommended(1),
     "rounding": recommended("rounding"),
-    "1 pass, ascent": ASCENT,
 }
-"""The perturbation and the schedule of each variant, or None for plain training.
-
-"1 pass" has random offsets; "1 pass, ascent" moves every tensor as far, along the gradient of the last step.
-"""
+"""The perturbation and the schedule of each variant, or None for plain training."""
 
 
 def train(setup: Setup, variant: str, seed: int, epochs: int) -> dict[str, History]:
