@@ -37,7 +37,7 @@ def main() -> None:
     train.add_argument("--setups", nargs="+", choices=SETUPS, default=list(SETUPS))
     train.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     train.add_argument("--seeds", nargs="+", type=int, default=FINAL_SEEDS)
-    commands.add_parser("guide", help="write the tables of results on the test split into the guide and the README")
+    commands.add_parser("guide", help="write the tables of results on the test split into the pages")
     validation = commands.add_parser("validation", help="print the same tables for the validation split")
     validation.add_argument("--seeds", nargs="+", type=int, required=True)
     options = parser.parse_args()

@@ -20,7 +20,7 @@ LONGER = "plain, 2 passes"
 MEMORY = {"1 pass": "one pass, random offsets", "rounding": "one pass, random offsets"}
 """The case of benchmarks/memory.py, for settings other than "K = 1"."""
 MEASURED = Path(__file__).parents[1] / "results.json"
-README = Path(__file__).parents[2] / "README.md"
+README, PERFORMANCE = (Path(__file__).parents[2] / name for name in ("README.md", "docs/performance.md"))
 CLEAN = (LONGER, *(variant for variant in VARIANTS if variant != PLAIN), AVERAGE)
 ROUNDED = (LONGER, "2 passes", "1 pass", "rounding")
 
@@ -150,23 +150,25 @@ def options_table(found: pd.DataFrame) -> str:
     return markdown(header, rows)
 
 
-def text(records: Sequence[Record], seeds: Collection[int] = FINAL_SEEDS, split: Split = "test") -> str:
+def text(records: Sequence[Record], seeds: Collection[int], split: Split) -> str:
     found = frame(records, seeds, split)
     return f"{clean_table(found)}\n{rounded_table(found)}"
 
 
 def pages(records: Sequence[Record]) -> dict[Path, str]:
-    """The guide and the README with the tables between their marks."""
-    options = options_table(frame(records, FINAL_SEEDS))
-    tables = {GUIDE: {"options": options, "first use": text(records)}, README: {"options": options}}
-    found = {}
+    """The guide, the README and the page of performance with the tables between their marks."""
+    found = frame(records, FINAL_SEEDS)
+    options = options_table(found)
+    tables = {GUIDE: {"options": options, "first use": clean_table(found)}, README: {"options": options}}
+    tables[PERFORMANCE] = {"rounded": rounded_table(found)}
+    written = {}
     for page, made in tables.items():
-        found[page] = page.read_text(encoding="utf-8")
+        written[page] = page.read_text(encoding="utf-8")
         for mark, table in made.items():
-            before, rest = found[page].split(f"<!-- {mark} -->")
+            before, rest = written[page].split(f"<!-- {mark} -->")
             end = f"<!-- /{mark} -->"
-            found[page] = f"{before}<!-- {mark} -->\n\n{table}\n{end}{rest.split(end)[1]}"
-    return found
+            written[page] = f"{before}<!-- {mark} -->\n\n{table}\n{end}{rest.split(end)[1]}"
+    return written
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
