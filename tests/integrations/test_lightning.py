@@ -360,6 +360,9 @@ def worker(rank, path):
         dist.all_gather(everyone, flat(whole))
         assert torch.equal(*everyone)
         torch.save(flat(whole), f"{path}/{name}.pt")
+    sharded = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)
+    with pytest.raises(RuntimeError, match=r"give recommended\(passes=2\)"):  # in the first step, before any walk
+        fit(halves(rank, None), batches(2), strategy=sharded, devices=2, use_distributed_sampler=False)
 
 
 def taken(batch):

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gasam.backward import LossPasses, SharpBackward
 from gasam.contexts import includes, together
-from gasam.distributed import per_worker, shared_walk
+from gasam.distributed import is_sharded, per_worker, shared_walk
 from gasam.optimizer import SharpnessAware
 from gasam.passes import Backward, Pass, loss_in, now, uninterrupted
 from gasam.schedule import is_number
@@ -26,6 +26,12 @@ from gasam.torch_private import get_gradient, rebuild_buckets, set_gradient
 
 Part = Callable[[Any], Any]
 """From a batch to the part on which the ascent is found."""
+
+
+_IN_PLACE = (
+    "ascent_fraction and walks without a clean pass can't displace the framework's own pass if weights are sharded, "
+    "overlap, or are written in place: give recommended(passes=2), or use SharpBackward in your own training loop"
+)
 
 
 class FirstPass:
@@ -84,10 +90,7 @@ class FirstPass:
             nonlocal output
             displaced = sharp.weights.walking
             if displaced and sharp.weights.written_in_place:
-                raise RuntimeError(
-                    "ascent_fraction and walks without a clean pass can't displace the framework's own pass if weights "
-                    "are sharded, overlap, or are written in place: use SharpBackward in your own training loop"
-                )
+                raise RuntimeError(_IN_PLACE)
             output = run()
             self.loss = loss_in(output)
             sharp.weights.keeps_graph = displaced and self.loss is not None
@@ -275,6 +278,9 @@ def check_parts(sharp: object, model: nn.Module, optimizers: Iterable[object], b
         raise TypeError(f"{builder} must return a SharpBackward, got {type(sharp).__name__}")
     if sharp.backward is not torch.Tensor.backward:
         raise ValueError(f"{builder} must not give SharpBackward a backward, because the framework has one")
+    method = sharp.perturbation.method
+    if method is not None and not method.clean_pass and (sharp.in_place or any(map(is_sharded, sharp.parameters))):
+        raise RuntimeError(_IN_PLACE)  # now, and not when the schedule begins to walk
     known = set(map(id, sharp.parameters))
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and id(parameter) not in known:
