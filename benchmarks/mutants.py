@@ -48,10 +48,10 @@ MUTANTS = (
     Mutant("walk.py", "self.size * inverse(slope / self._gradient_scale)", "self._one * self.size", WALK),
     Mutant("walk.py", "plan.size * strength", "plan.size", WALK + " " + SCHEDULE),
     Mutant("walk.py", "norms > limits", "norms < limits", WALK),
-    Mutant("walk.py", "factor * self._shrinking(factor, self._lengths)", "factor", WALK),
+    Mutant("walk.py", "factor * self._shrink, self._lengths", "factor, self._lengths", WALK),
     Mutant("walk.py", "self._one) / self._gradient_scale**2", "self._one)", WALK + " tests/core/test_loops.py"),
     Mutant("walk.py", "rescale(excess * lengths.sum() ** (1 / p))", "rescale(lengths.sum() ** (1 / p))", WALK),
-    Mutant("walk.py", "self._normalise(self._read(seen))", "self._read(seen)", WALK),
+    Mutant("walk.py", "self._normalise(self._measure())", "pass", WALK),
     Mutant("walk.py", "torch.where(torch.as_tensor(finite), self._epsilon * self._T * factor, 0.0)", "self._epsilon * self._T * factor", PRECISION),
     # The scales
     Mutant("scales.py", "(group.size / group.total).sqrt()", "(group.size / group.total)", WALK),
@@ -92,7 +92,7 @@ MUTANTS = (
     Mutant("family/momentum_sam.py", "self.decay * (length > 0).to(length)", "self.decay", CHEAP),
     Mutant("family/random_offsets.py", "self.seed + kept.step", "self.seed", CHEAP),
     Mutant("contexts.py", "        if k > 0:\n", "        if True:\n", CHEAP),
-    Mutant("walk.py", "        self._is_noise = False\n        return self._measure", "        return self._measure", CHEAP),
+    Mutant("walk.py", "self.groups.split(self.groups.gradients()), False", "self.groups.split(self.groups.gradients()), self._is_noise", CHEAP),
     # The schedule
     Mutant("schedule.py", 'self._in_steps("start") + 1)', 'self._in_steps("start"))', SCHEDULE),
     Mutant("schedule.py", "self.state.step % self._options.every != 0", "self.state.step % self._options.every == 0", SCHEDULE),

@@ -38,9 +38,8 @@ def walk(
 ) -> Trace:
     """Call run(0) at the weights w and run(k) at w + a_k, each reached by an ascent step from the one before.
 
-    There is no run(0) if the plan's method needs no clean pass.
-
-    The weights are home again when the walk ends, whatever happens.
+    There is no run(0) if the plan's method needs no clean pass. The weights are home again when the walk ends, whatever
+    happens.
 
     Args:
         weights: The weights that may move.
@@ -54,16 +53,16 @@ def walk(
     """
     with weights.walk():
         kept = Kept() if kept is None else kept  # an empty one is false
-        seen = None
+        seen, moves = None, None
         if plan.method is None or plan.method.clean_pass:
             seen = run(0)
             if seen is None:
                 return Trace([])
-            groups = weights.taking_part(plan.granularity)
         else:  # without a gradient those move of which the method keeps something; all if it keeps nothing
-            groups = weights.taking_part(plan.granularity, kept.holds if kept else lambda tensor: True)
-        keeps_position = plan.steps > 1 or start is not None
-        ascent = _Ascent(weights, groups, plan, plan.size * strength, keeps_position, measured or detailed, detailed)
+            moves = kept.holds if kept else lambda tensor: True
+        ascent = _Ascent(weights, weights.taking_part(plan.granularity, moves), plan, plan.size * strength)
+        ascent.measured, ascent.detailed = measured or detailed, detailed
+        ascent.keeps_position = plan.steps > 1 or start is not None
         ascent.begin(seen, kept)
         for k in range(1, plan.steps + (1 if start is None else 2)):
             if k == 1 and start is not None:
@@ -88,35 +87,24 @@ class _Ascent:
     gradient g, or a method's direction. Its sums follow from those of h v = |h|^q, with 1/p + 1/q = 1.
     """
 
-    def __init__(
-        self,
-        weights: Weights,
-        groups: Groups,
-        plan: Perturbation,
-        size: float,
-        keeps_position: bool,
-        measured: bool,
-        detailed: bool,
-    ) -> None:
-        self.weights, self.groups, self.plan, self.trace = weights, groups, plan, Trace([])
-        self.p, self.by_element, self.size = plan.norm, plan.granularity == "element", size
-        self.keeps_position, self.measured, self.detailed = keeps_position, measured, detailed
-        one = self._one = self.groups.sizes.new_ones(())
-        # Sums of the direction that are needed before the weights move: h v and |T v|^2. Without a cap |T v|^2 costs
-        # less while they move, but a collective if they are sharded.
-        needs_lengths = plan.cap is not None or self.groups.sharded
-        needs = needs_lengths or plan.budget is not None or self.p != math.inf
-        self._names_along = ["slope", *(["lengths"] if needs_lengths else [])] if needs else []
+    measured: bool
+    detailed: bool
+    keeps_position: bool  # y, because more than one step moves the weights
+    _epsilon: Tensor
+    _lengths: Tensor | None  # |T v_i|^2 without the T of groups
+
+    def __init__(self, weights: Weights, groups: Groups, plan: Perturbation, size: float) -> None:
+        self.weights, self.groups, self.plan, self.size, self.trace = weights, groups, plan, size, Trace([])
+        self.p, self.by_element = plan.norm, plan.granularity == "element"
+        one = self._one = groups.sizes.new_ones(())
         self._looks = one.device.type in LOOKS and type(one) is Tensor  # a fake tensor has no values
-        self._T = self._largest = one
+        self._T = self._largest = self._shrink = one
         self._kept_T: dict[Piece, Tensor] = {}  # T of each weight
         self._doubt = self._doubt_of_loss = one * 0  # not finite as soon as a loss, gradient or scale is not
         self._rise = one * math.nan
-        self._capped = torch.zeros_like(self.groups.sizes, dtype=torch.bool)
         self._gradient_scale: Any = 1.0  # the gradient divided by that of the mean loss
         self._is_noise = False
-        self._parts: Iterable[Tensor] = ()  # of what is climbed
-        self._gradients: Iterable[Tensor] = ()  # of the gradient, or of what is climbed instead; not of noise
+        self._parts: Iterable[Tensor] = ()  # of what is climbed; dropped when the weights move
 
     @torch.no_grad()
     def begin(self, clean: Pass | None, kept: Kept) -> None:
@@ -126,11 +114,11 @@ class _Ascent:
         replaces = clean is not None and method is not None  # whether T is that of the gradient, which is not climbed
         if clean is not None:
             self.add(clean)
-            sums = self._read(clean, is_climbed=not replaces, is_first=True)
+            self._read(clean)
         else:
             assert method is not None, "a method without a clean pass has a direction"
             self._climb(method, kept, has_gradient=False)
-            sums = self._measure(is_first=True)
+        sums = self._measure(is_climbed=not replaces, is_first=True)
         self._clean_squares: Any = sums.get("gradient", self._one) / self._gradient_scale**2  # of the mean loss
         self._weight_squares: Any = sums.get("weights")  # None if nothing needs them
         for piece, gradient in groups.each(self._parts) if self.detailed else ():
@@ -161,46 +149,11 @@ class _Ascent:
         self._doubt_of_loss = (seen.loss - seen.loss).to(self._one)
         self._doubt = self._doubt + self._doubt_of_loss
 
-    def _read(self, seen: Pass, *, is_climbed: bool = True, is_first: bool = False) -> dict[str, Tensor]:
-        """Take the gradient of a pass as what is climbed, and measure it."""
+    def _read(self, seen: Pass) -> None:
+        """Climb the gradient of a pass."""
         scale = abs(seen.gradient_scale)  # its sign does not matter
         self._gradient_scale = scale.to(self._one) if isinstance(scale, Tensor) else scale
-        self._parts = self._gradients = self.groups.split(self.groups.gradients())  # dropped when the weights move
-        self._is_noise = False
-        return self._measure(is_climbed=is_climbed, is_first=is_first)
-
-    def _measure(self, *, is_climbed: bool = True, is_first: bool = False) -> dict[str, Tensor]:
-        """Sums of the gradient, and of its direction if T is not part of it, with one collective."""
-        groups, plan = self.groups, self.plan
-        also_along = is_climbed and not self.by_element and self.p == math.inf and bool(self._names_along)
-        of_groups = not self.by_element
-        weights = is_first and (
-            self.measured or plan.cap is not None or (of_groups and reads_weights(plan.scale_function))
-        )
-        # Noise is drawn again whenever it is read.
-        gradient = not self._is_noise or self.p != math.inf or reads_gradient(plan.scale_function)
-
-        def sums_of(piece: Piece, climbed: Any) -> list[Tensor]:
-            found = [squares(climbed)] if gradient else []
-            found += self._sums_along(piece, climbed) if also_along else []
-            return [*found, squares(piece.weights())] if weights else found
-
-        names = [*(["gradient"] if gradient else ()), *(self._names_along if also_along else ())]
-        names += ["weights"] if weights else []
-        pairs: Any = groups.each(self._parts) if gradient or also_along else zip(groups.pieces, repeat(None))
-        found = groups.sums(len(names), [sums_of(*each) for each in pairs], self._doubt_of_loss)
-        sums = dict(zip(names, found, strict=True))
-        if is_climbed and of_groups and self.p == 2.0:
-            sums["slope"] = sums["lengths"] = sums["gradient"]
-        self._doubt = self._doubt + found[:1].sum()
-        return sums
-
-    def _own_scale(self, piece: Piece, gradient: Tensor) -> Tensor:
-        """T of the weights of a piece, if each has its own."""
-        if piece in self._kept_T:
-            return self._kept_T[piece]
-        scale = self._gradient_scale.to(gradient) if isinstance(self._gradient_scale, Tensor) else self._gradient_scale
-        return scale_of_weights(self.plan.scale_function, self.plan.floor, self.groups, piece, gradient, scale)
+        self._parts, self._is_noise = self.groups.split(self.groups.gradients()), False
 
     def _climb(self, method: Method, kept: Kept, *, has_gradient: bool) -> None:
         """Climb what the method says, instead of the gradient."""
@@ -213,13 +166,53 @@ class _Ascent:
             return
         check_result(found, parameters, f"{type(method).__name__}.direction")
         self._parts = self.groups.split([local(tensor) for tensor in found], "climbed")
-        if not has_gradient:
-            self._gradients = self._parts
 
     def _is_finite(self) -> Tensor | bool:
         """Whether all losses, gradients and scales so far were finite."""
         finite = self._doubt.isfinite()
         return bool(finite) if self._looks else finite
+
+    def _names_along(self) -> list[str]:
+        """The sums of the direction that are needed before the weights move: h v, and perhaps |T v|^2."""
+        # Without a cap |T v|^2 costs less while they move, but a collective if they are sharded.
+        if self.plan.cap is not None or self.groups.sharded:
+            return ["slope", "lengths"]
+        predicts = self.measured and not self._is_noise
+        return ["slope"] if predicts or self.plan.budget is not None or self.p != math.inf else []
+
+    def _measure(self, *, is_climbed: bool = True, is_first: bool = False) -> dict[str, Tensor]:
+        """Sums of what was read, and of its direction if it `is_climbed`, with one collective."""
+        plan, scale = self.plan, self.plan.scale_function
+        is_own_direction = self.p == 2.0 and not self.by_element  # v = c
+        along = self._names_along() if is_climbed and self.p in (2.0, math.inf) and not is_own_direction else []
+        weights = is_first and (self.measured or plan.cap is not None or (not self.by_element and reads_weights(scale)))
+        # Noise is drawn again whenever it is read, and T of each weight needs no sum.
+        gradient = is_own_direction or reads_gradient(scale) or not self._is_noise
+        gradient = gradient and (self.detailed or not self.by_element or not along)
+
+        def sums_of(piece: Piece, climbed: Any) -> list[Tensor]:
+            found = [squares(climbed)] if gradient else []
+            found += self._sums_along(piece, climbed, along) if along else []
+            return [*found, squares(piece.weights())] if weights else found
+
+        names = ["gradient"] * gradient + along + ["weights"] * weights
+        pairs: Any = self.groups.each(self._parts) if gradient or along else zip(self.groups.pieces, repeat(None))
+        sums = self._sums(names, (sums_of(*each) for each in pairs), self._doubt_of_loss)
+        if is_climbed and is_own_direction:
+            sums["slope"] = sums["lengths"] = sums["gradient"]
+        return sums
+
+    def _sums(self, names: list[str], found: Iterable[list[Tensor]], doubt: Any = 0.0) -> dict[str, Tensor]:
+        sums = self.groups.sums(len(names), found, doubt)
+        self._doubt = self._doubt + sums[:1].sum()
+        return dict(zip(names, sums, strict=True))
+
+    def _own_scale(self, piece: Piece, gradient: Tensor) -> Tensor:
+        """T of the weights of a piece, if each has its own."""
+        if piece in self._kept_T:
+            return self._kept_T[piece]
+        scale = self._gradient_scale.to(gradient) if isinstance(self._gradient_scale, Tensor) else self._gradient_scale
+        return scale_of_weights(self.plan.scale_function, self.plan.floor, self.groups, piece, gradient, scale)
 
     def _along(self, piece: Piece, climbed: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """(h, v, T), without the T of groups."""
@@ -227,39 +220,35 @@ class _Ascent:
             return climbed, steepest_ascent(climbed, self.p, self._largest, out=piece.scratch), None
         scale = self._own_scale(piece, climbed)
         h = torch.mul(climbed, scale, out=piece.scratch)
-        return h, steepest_ascent(h, self.p, self._largest), scale
+        return h, steepest_ascent(h, self.p, self._largest, out=piece.spare), scale
 
     def _move(self, piece: Piece, climbed: Tensor) -> Tensor:
         """T v, without the T of groups."""
         _, v, scale = self._along(piece, climbed)
         return v if scale is None else torch.mul(v, scale, out=piece.spare)
 
-    def _sums_along(self, piece: Piece, climbed: Tensor) -> list[Tensor]:
-        """The numbers that `_names_along` names: h v, and perhaps |T v|^2."""
+    def _sums_along(self, piece: Piece, climbed: Tensor, names: list[str]) -> list[Tensor]:
         h, v, scale = self._along(piece, climbed)
         slope = squares(h) if v is h else products(h, v)
-        if "lengths" not in self._names_along:
+        if "lengths" not in names:
             return [slope]
         return [slope, squares(v if scale is None else torch.mul(v, scale, out=piece.spare))]
 
     def _normalise(self, sums: dict[str, Tensor]) -> Tensor:
         """Find the factor of each group's v, and |T v|^2 if it is needed; return |T c|_q."""
-        p, groups = self.p, self.groups
+        p, groups, names = self.p, self.groups, self._names_along()
         if p not in (2.0, math.inf):
             self._largest = groups.largest(self._along(*each)[0] for each in groups.each(self._parts))
-        if "slope" not in sums and self._names_along:
-            names = self._names_along
-            found = groups.sums(len(names), [self._sums_along(*each) for each in groups.each(self._parts)])
-            self._doubt = self._doubt + found.sum()
-            sums = dict(zip(names, found, strict=True))
-        self._lengths = sums.get("lengths")
-        if "slope" not in sums or not groups.names:
+        if "slope" not in sums and names:
+            sums = self._sums(names, (self._sums_along(*each, names) for each in groups.each(self._parts)))
+        self._slope, self._lengths = sums.get("slope"), sums.get("lengths")
+        if self._slope is None or not groups.names:
             self._factor = self._one
             return self._one
         largest_scale = self._T.max()
         ratio = self._T * inverse(largest_scale)  # powers of large and of small numbers are not finite
         q = 1.0 if p == math.inf else p / (p - 1)
-        total = (ratio**q * sums["slope"]).sum() * inverse(self._largest)
+        total = (ratio**q * self._slope).sum() * inverse(self._largest)
         self._factor = ratio ** (1 / (p - 1)) * inverse(total ** (1 / p))
         return self._largest * largest_scale * total ** (1 / q)
 
@@ -267,17 +256,22 @@ class _Ascent:
     def step(self, seen: Pass | None) -> None:
         """Compute y_k = project(y_{k-1} + eta / epsilon d_k), and move the weights to w + epsilon T y_k."""
         if seen is not None:
-            self._normalise(self._read(seen))
+            self._read(seen)
+            self._normalise(self._measure())
         groups, stride = self.groups, self.plan.relative_step
         if not self.keeps_position:  # it starts at the centre, so projecting it only limits its length to 1
             factor = self._factor * min(1.0, stride)
+            self._limit(factor, self._lengths)
             moved = (self._move(piece, climbed) for piece, climbed in groups.each(self._parts))
-            self._displace(moved, factor * self._shrinking(factor, self._lengths), self._lengths)
+            self._displace(moved, factor * self._shrink, self._lengths)
         else:
             factors = groups.spread(self._factor * stride)
             for (piece, climbed), factor in zip(groups.each(self._parts), factors, strict=True):
                 piece.buffer("position").addcmul_(self._along(piece, climbed)[1], factor)
             self._project(shrinkage)
+        if seen is None and self._slope is not None and not self._is_noise:
+            rises = self._epsilon * self._T * self._factor * self._shrink * self._slope
+            self._rise = min(1.0, stride) * rises.sum() / self._gradient_scale
 
     @torch.no_grad()
     def draw(self, start: Start) -> None:
@@ -301,9 +295,10 @@ class _Ascent:
             moved = squares(self._times_scale(piece, position))
             return [moved if p == math.inf else powers(position, p, excess), moved]
 
-        lengths, of_moved = groups.sums(2, [sums_of(*each) for each in groups.each(positions)])
+        lengths, of_moved = groups.sums(2, (sums_of(*each) for each in groups.each(positions)))
         factor = self._one if p == math.inf else rescale(excess * lengths.sum() ** (1 / p))
-        factor = factor * self._shrinking(factor, of_moved)
+        self._limit(factor, of_moved)
+        factor = factor * self._shrink
         for position, own in zip(positions, groups.spread(factor), strict=True):
             position.mul_(own)
         moved = (self._times_scale(*each) for each in groups.each(positions))
@@ -313,65 +308,59 @@ class _Ascent:
         """T y, if each weight has its own T; else y."""
         return torch.mul(position, self._kept_T[piece], out=piece.scratch) if self.by_element else position
 
-    def _shrinking(self, factor: Tensor, lengths: Any) -> Tensor:
-        """What reduces the offsets `factor` T v to the cap; `lengths` are |T v_i|^2 without the T of groups."""
+    def _limit(self, factor: Tensor, lengths: Any) -> None:
+        """Find what shrinks the offsets `factor` T v to the cap; `lengths` are |T v_i|^2 without the T of groups."""
         if self.plan.cap is None:
-            return self._one
+            return
         norms = (self._epsilon * self._T * factor).abs() * lengths.sqrt()
         rms_weight = (self._weight_squares.sum() / max(self.groups.total, 1)).sqrt()  # of all weights that take part
         limits = self.plan.cap * comparable_norms(self._weight_squares.sqrt(), self.groups.sizes, rms_weight)
-        self._capped = norms > limits
-        return torch.where(self._capped, limits * inverse(norms), 1.0)
+        self._shrink = torch.where(norms > limits, limits * inverse(norms), 1.0)
 
-    def _displace(self, vectors: Iterable[Tensor], factor: Tensor, lengths: Tensor | None = None) -> None:
+    def _displace(self, vectors: Iterable[Tensor], factor: Tensor, lengths: Tensor | None) -> None:
         """Move the weights to w + epsilon T factor times the vectors, computed lazily while they are in the caches.
 
         If something is not finite, the factor is zero. `lengths` are their |v_i|^2, if they are known.
         """
-        finite, groups, trace = self._is_finite(), self.groups, self.trace
+        finite, groups = self._is_finite(), self.groups
         factor = torch.where(torch.as_tensor(finite), self._epsilon * self._T * factor, 0.0)
-        predicts = self.measured and not trace.offsets and self._gradients != ()
         found = list[list[Tensor]]()
 
         def moves() -> Iterator[tuple[Piece, Tensor, Tensor]]:
-            gradients = groups.each(self._gradients) if predicts else repeat((None, None))
-            factors = groups.spread(factor)
-            for piece, values, own, (_, gradient) in zip(groups.pieces, vectors, factors, gradients, strict=False):
+            for piece, values, own in zip(groups.pieces, vectors, groups.spread(factor), strict=False):
                 if finite is not True:
                     values = torch.nan_to_num(values, 0.0, 0.0, 0.0)  # 0 times infinity would be NaN
-                sums = [] if gradient is None else [products(gradient, values)]
-                found.append(sums if lengths is not None else [*sums, squares(values)])
+                if lengths is None:
+                    found.append([squares(values)])
                 yield piece, values, own
 
         self.weights.displace(moves())
-        self._parts = self._gradients = ()  # the next pass may free the gradients
-        count = predicts + (lengths is None)
-        sums = groups.sums(count, found) if count else factor
-        if predicts:
-            self._rise = (factor * sums[0]).sum() / self._gradient_scale
-        lengths = sums[-1] if lengths is None else lengths
+        self._parts = ()  # the next pass may free the gradients
+        if lengths is None:
+            [lengths] = groups.sums(1, found)
         offsets = (factor.abs() * lengths.sqrt()).nan_to_num(0.0, posinf=math.inf)  # 0 times NaN
-        trace.offsets.append(offsets.expand_as(groups.sizes))
+        self.trace.offsets.append(offsets.expand_as(groups.sizes))
 
     @torch.no_grad()
     def finish(self, seen: Pass | None) -> Trace:
         """After the last pass: what the walk leaves."""
-        trace, groups, weights = self.trace, self.groups, self._weight_squares
+        trace, groups = self.trace, self.groups
         trace.finite = self._is_finite()
         if not self.measured:
             return trace
         report = trace.groups = Measured(
             labels=groups.names,
             offsets=trace.offsets[-1] if trace.offsets else groups.sizes * 0,
-            weights=weights.sqrt(),
+            weights=self._weight_squares.sqrt(),
             sizes=groups.sizes,
-            capped=self._capped,
+            capped=(self._shrink < 1).expand(groups.sizes.shape),
             predicted_rise=self._rise,
         )
         if self.detailed and seen is not None:
-            last = self._read(seen, is_climbed=False)["gradient"].sqrt()
+            self._read(seen)
+            last = self._measure(is_climbed=False)["gradient"].sqrt()
             pairs = groups.each(self._parts)
-            both = groups.sums(1, [[products(own, piece.buffer("clean gradient"))] for piece, own in pairs])[0]
+            both = groups.sums(1, ([products(own, piece.buffer("clean gradient"))] for piece, own in pairs))[0]
             report.gradient_norms = clean = self._clean_squares.sqrt()
             report.gradient_ratios = last / self._gradient_scale * inverse(clean)
             report.cosines = both * inverse(last * clean)
