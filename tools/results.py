@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from gasam.lab import tasks
-from gasam.lab.output import Table
+from gasam.lab.methods import find_method
+from gasam.lab.output import FEW, Table
 from gasam.lab.paper import tables
 from gasam.lab.paper.figures import PAPER
 from gasam.lab.record import AnalysisRecord, Record, as_json, read_analysis
 from gasam.lab.record import read as read_run
-from gasam.lab.report.comparison import Comparison
+from gasam.lab.report.comparison import Comparison, paired
+from gasam.lab.search import Finding
 
 ROOT = Path(__file__).parents[1]
 RUNS, ANALYSES = Path("results/runs.jsonl"), Path("results/analyses.jsonl")
@@ -26,8 +30,11 @@ PAGE = Path("docs/results.md")
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 CURVE = ("epoch", "valid")
 """What a line keeps of an epoch."""
-NAMED = 4
-"""So many rows that were not run are named; of more, only their number is told."""
+TUNED = Path("results")
+"""A folder as the walks of a table stands for tuned ones."""
+PLAIN = "plain training"
+FLATTER = {"radius": True}
+"""The measures of which more is flatter, by their first word."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -77,7 +84,7 @@ def page(root: Path) -> str:
         at_equal_cost(runs),
         *tables_of_the_paper(runs),
         table4(analyses),
-        spectra(analyses),
+        flatness(analyses),
         *controls(runs),
         searches([line for line in lines if line["kind"] == "search"]),
         how_it_was_run(runs),
@@ -108,34 +115,25 @@ def at_equal_cost(runs: Sequence[Record]) -> str:
 
 
 def tables_of_the_paper(runs: Sequence[Record]) -> Iterator[str]:
-    """The rows that were run. A row with the runs and the number of an earlier table is only named."""
+    """Every cell with its verdict, which is on the tuned epsilons. A row of an earlier table is only named."""
     seen: set[tuple[str, str, str]] = set()
+    words, sections = Counter[str](), list[str]()
     for study in map(tables.load, tables.names()):
-        table = study.beside(runs, "small")
-        rows, known, missing, last = [], dict[str, None](), dict[str, list[str]](), ("", "")
+        table = study.beside(runs, "small", TUNED)
+        rows, known = [], dict[str, None]()
         for row, value in zip(table.rows, table.values, strict=True):
-            place = (value["task"], value["key"], value["paper"])
-            if value["key"] is None:
-                missing.setdefault(row["task"], []).append(row["row"])
-            elif place in seen:
-                known[row["row"]] = None
-            elif (place[0], row["row"]) == last:
-                rows.append({**row, "task": "", "row": "", "paper (minus baseline)": ""})
-            else:
-                rows.append(row)
-                last = (place[0], row["row"])
-            seen.add(place)
-        count = len(study.entries)
+            cell = value["task"], value["paper"], value["key"] or value["row"]
+            if cell in seen:
+                known[value["row"]] = None
+                continue
+            seen.add(cell)
+            rows.append(row)
+            words.update([value["verdict"]["word"]] if value["verdict"] else [])
         notes = [f"In a table above: {'; '.join(known)}."] if known else []
-        for task in study.tasks:
-            left = missing.get(task, [])
-            if task not in {row["task"] for row in table.rows} or len(left) == count:
-                notes.append(f"Not run on {task}.")
-            elif left:
-                notes.append(
-                    f"Not run on {task}: {'; '.join(left) if len(left) <= NAMED else f'{len(left)} of {count} rows'}."
-                )
-        yield section(study.title, rows, notes=notes)
+        sections.append(section(study.title, rows, notes=notes))
+    told = ", ".join(f"{words[word]} {word}" for word in ("reproduced", "contradicted", "undecided", "not run"))
+    yield f"## Which claims hold?\n\nOf {words.total()} cells: {told}.\n"
+    yield from sections
 
 
 def table4(analyses: Sequence[AnalysisRecord]) -> str:
@@ -145,25 +143,66 @@ def table4(analyses: Sequence[AnalysisRecord]) -> str:
     }
     for each in analyses:
         if each.kind == "attack" and each.options["radii"] and each.run.task == "en-vi":
-            norm = "L-inf" if each.options["norm"] == "inf" else f"L{each.options['norm']:g}"
-            found = {f"{norm}, {point['radius']:g}": point["metric"] for point in each.found["points"]}
+            found = {f"{in_norm(each)}, {point['radius']:g}": point["metric"] for point in each.found["points"]}
             for name, metric in ({"none": each.found["clean_metric"]} | found).items():
                 if name in rows:
                     rows[name][f"ours: {label(each)}"] = f"{metric:.2f}"
     return section("Table 4: BLEU on en-vi under an attack on the weights", list(rows.values()))
 
 
-def spectra(analyses: Sequence[AnalysisRecord]) -> str:
-    rows = [
-        {"task": each.run.task, "run": label(each), "largest eigenvalue": f"{each.found['values'][0]:.3f}"}
-        for each in analyses
-        if each.kind == "spectrum"
-    ]
-    return section("Figure 3: eigenvalues of the empirical Fisher matrix", rows)
+def flatness(analyses: Sequence[AnalysisRecord]) -> str:
+    """How flat the minima are: a row for each measure and task, with means over the seeds of each method."""
+    found: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
+    for each in analyses:
+        for what, value in measures(each):
+            found.setdefault((what, each.run.task), {}).setdefault(label(each), {})[each.run.seed] = value
+    methods = list(dict.fromkeys(method for scores in found.values() for method in scores))
+    rows = []
+    for (what, task), scores in sorted(found.items()):
+        row = {"measure": what, "task": task}
+        for method in sorted(methods, key=lambda method: (not method.startswith("plain"), method)):
+            row[method] = compared(scores.get(method, {}), scores.get(PLAIN, {}), FLATTER.get(what.split()[0], False))
+        rows.append(row)
+    about = (
+        "Mean and standard deviation over seeds, or the values of fewer than three. A method is called flatter or "
+        "sharper where the 95% interval of its difference to plain training, paired by seed, excludes zero."
+    )
+    return section("Flatness: what an attack needs, and Figure 3", rows, about)
+
+
+def measures(each: AnalysisRecord) -> Iterator[tuple[str, float]]:
+    """The numbers of an analysis that say how flat a minimum is."""
+    if each.kind == "attack" and not each.options["radii"]:
+        radius = each.found["half_radius"]["radius"]
+        if radius is not None:
+            yield f"radius of the attack that takes half of the score, {in_norm(each)}", radius
+    if each.kind == "spectrum":
+        yield "largest eigenvalue of the empirical Fisher matrix", each.found["values"][0]
+    if each.kind == "sharpness":
+        for ball in each.found["balls"]:
+            yield f"worst rise of the loss in {in_norm(each)}, {ball['epsilon']:g}", ball["worst"]["mean"]
+
+
+def compared(scores: Mapping[int, float], plain: Mapping[int, float], higher_is_flatter: bool) -> str:
+    if len(scores) < FEW:
+        return ", ".join(f"{score:.3g}" for score in scores.values())
+    text = f"{fmean(scores.values()):.3g} ± {stdev(scores.values()):.2g}"
+    difference = None if scores is plain else paired(scores, plain)
+    standing = "" if difference is None else difference.standing(higher_is_flatter)
+    return text + {"better": " flatter", "worse": " sharper"}.get(standing, "")
+
+
+def in_norm(each: AnalysisRecord) -> str:
+    return "L-inf" if each.options["norm"] == "inf" else f"L{each.options['norm']:g}"
 
 
 def label(each: AnalysisRecord) -> str:
-    return f"{each.run.method}, {each.run.settings['epochs']} epochs"
+    """The method, and whose walk it has: the recommended one, or an epsilon. Longer plain training is another one."""
+    run = each.run
+    if run.walk["source"] == "none":
+        usual = tasks.find(run.task).sizes[run.size].epochs
+        return PLAIN if run.settings["epochs"] == usual else f"{PLAIN}, {run.settings['epochs']} epochs"
+    return f"{find_method(run.method).title}, {'recommended' if run.walk['budget'] else 'epsilon'}"
 
 
 def controls(runs: Sequence[Record]) -> Iterator[str]:
@@ -174,20 +213,23 @@ def controls(runs: Sequence[Record]) -> Iterator[str]:
 
 def searches(lines: Sequence[Mapping[str, Any]]) -> str:
     """What was tried on validation, with seeds that no result uses."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for line in lines:
-        scores = [trial["valid"] for trial in line["trials"] if trial["seed"] == line["seed"]]
-        known = [score for score in scores if score is not None]
-        best = tasks.find(line["task"]).family.metric.best(known, float)
-        told = f"{line['method']} {line['quantity']} {best:.2f} ({len(scores)})"
-        found.setdefault((line["task"], f"{line['plain']['valid']:.2f}"), []).append(told)
-    rows = [
-        {"task": task, "plain training": plain, "best trial (number of trials)": "; ".join(told)}
-        for (task, plain), told in found.items()
-    ]
-    cost = sum(line["gradient_evaluations"] for line in lines)
-    about = f"No trial sees the test split, and no result uses a seed of a search. Gradient evaluations: {cost:,}."
-    return section("Searches on validation", rows, about)
+    rows = []
+    for finding in (Finding.model_validate({n: v for n, v in line.items() if n != "kind"}) for line in lines):
+        chosen = [each for each in finding.trials if each["chosen"]]
+        epsilons = [f"{each['values']['epsilon']:g}" for each in chosen if "epsilon" in each["values"]]
+        rows.append(
+            {
+                "task": finding.task,
+                "method": find_method(finding.method).title,
+                "searched": finding.quantity,
+                "trials": str(len(finding.trials)),
+                "before": " ".join(f"{score:.2f}" for score in finding.plain if score is not None),
+                "best": " ".join(f"{score:.2f}" for each in chosen for score in each["valid"]),
+                "chosen epsilon": " ".join(epsilons),
+            }
+        )
+    about = "No trial sees the test split, and no result uses a seed of a search. Scores are of validation."
+    return section("Searches", rows, about)
 
 
 def how_it_was_run(runs: Sequence[Record]) -> str:

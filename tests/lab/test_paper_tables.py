@@ -2,6 +2,7 @@
 
 import math
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 from scipy import stats
@@ -16,6 +17,8 @@ from gasam.lab.tasks import SIZE_NAMES, TASKS
 from gasam.lab.training import plan
 
 TABLES = ("table1", "table2", "table3", "table5")
+FOLDER = Path("runs")
+"""As the walks of a table: the tuned ones."""
 BASELINE = [84.4, 84.5, 84.2, 84.6]
 BETTER, WORSE, EVEN = Difference(0.5, 0.2, 0.8, 4), Difference(-0.5, -0.8, -0.2, 4), Difference(0.1, -0.2, 0.4, 4)
 """What the paper may claim."""
@@ -30,7 +33,8 @@ def scores(shift, noise=0.05):
 
 
 def verdicts(runs, table="table1"):
-    return {row["row"]: row["verdict"] for row in load(table).beside(runs, "small").rows}
+    """Without the hours that are missing."""
+    return {row["row"]: row["verdict"].partition(", ")[0] for row in load(table).beside(runs, "small").rows}
 
 
 def test_rows_are_known_methods_on_known_tasks_and_the_first_is_the_baseline():
@@ -150,12 +154,26 @@ def test_each_cell_of_a_table_has_a_verdict_and_the_baseline_has_none():
     assert set(verdicts([], "table5").values()) == {"", "not run"}
 
 
-def test_a_row_has_the_runs_with_its_settings_and_a_walk_that_stands_for_the_papers():
-    """The paper's and a tuned one; a rung of a ladder only its own epsilon."""
+def test_a_row_has_the_runs_with_its_settings_and_the_asked_walk_beside_the_recommended_one():
+    """A rung of a ladder has only its own epsilon. Where nothing was tuned, the paper's epsilon stands, undecided."""
     epsilon = {"epsilon": 5e-4, "norm": math.inf}
-    runs = [record("imdb"), record("imdb", "ga-sam"), record("imdb", "ga-sam", walk=epsilon, source="tuned")]
+    runs = [record("imdb"), record("imdb", "ga-sam"), record("imdb", "ga-sam", 80.0, walk=epsilon, source="tuned")]
     runs.append(record("imdb", "ga-sam", 90.0, settings={"epochs": 30}))
-    shown = [row for row in load("table1").beside(runs, "small").values if row["key"] and row["row"] == "GA-SAM"]
-    assert [row["walk"] for row in shown] == ["tuned epsilon", "paper"]
-    rungs = [row["row"] for row in load("table3").beside(runs, "small").values if row["key"]]
-    assert list(dict.fromkeys(rungs)) == ["Baseline", "K = 1", "L-inf, 1 x", "L-inf, 5 x"]
+
+    def shown(table, walks):
+        rows = load(table).beside(runs, "small", walks).values
+        return {row["row"]: row["test"]["mean"] for row in rows if row["key"] and row["row"] != "Baseline"}
+
+    usual = record("imdb", "ga-sam").test
+    assert shown("table1", FOLDER) == {"GA-SAM": 80.0}
+    assert shown("table1", "paper") == {"GA-SAM": usual}
+    assert shown("table3", FOLDER) == {"K = 1": 80.0, "L-inf, 1 x": usual, "L-inf, 5 x": 80.0}
+
+
+def test_what_is_missing_is_told_in_core_hours_and_only_a_tuned_epsilon_contradicts():
+    runs = records_of("imdb", {"baseline": BASELINE, "ga-sam": scores(-3)})
+    rows = {row["row"]: row for row in load("table1").beside(runs, "small", FOLDER).rows}
+    hours = runs[0].seconds / 3600
+    assert rows["GA-SAM"]["verdict"] == f"undecided (epsilon not tuned), {4 * 2 * hours:.1f} core-hours missing"
+    assert rows["SAM"]["verdict"] == f"not run, {7 * 2 * hours:.1f} core-hours missing"
+    assert verdicts(runs)["GA-SAM"] == "contradicted (paper: better)"

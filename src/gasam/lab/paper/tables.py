@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache
@@ -15,10 +14,10 @@ from typing import Any, NamedTuple
 
 from gasam.lab import tasks
 from gasam.lab.errors import InputError
-from gasam.lab.methods import Walk, Walks
-from gasam.lab.output import Table
+from gasam.lab.methods import Walks
+from gasam.lab.output import FEW, Table
 from gasam.lab.paper import figures
-from gasam.lab.paper.verdicts import judge
+from gasam.lab.paper.verdicts import Verdict, judge
 from gasam.lab.record import Record
 from gasam.lab.report import comparison
 from gasam.lab.report.comparison import Comparison, Difference, described
@@ -31,6 +30,8 @@ FOLDER = Path(__file__).parent
 RUNS_OF_THE_PAPER = 4
 SIZE = {"epsilon", "budget", "cap", "norm", "walk_progress", "source"}
 """What a search for the size of a walk may set."""
+TRIALS = 4
+"""The trials of a search that a tuned epsilon of these tables comes from."""
 
 
 class Printed(NamedTuple):
@@ -82,46 +83,58 @@ class Row:
             return replace(made, walk=made.walk.model_copy(update={"source": "paper"}))
         return with_tuned_walk(made, walks) if isinstance(walks, Path) else made
 
-    def runs(self, found: Comparison, size: str, walks: Walks | Path) -> list[comparison.Row]:
-        """Our configurations of this row: with the task's own settings, and a walk that stands for the paper's."""
+    def ours(self, runs: Comparison, size: str, walks: Walks | Path) -> comparison.Row | None:
+        """Our configuration of this row, with the task's own settings and this walk; the paper's if none was tuned."""
         settings = self.plan(size, 1).settings.model_dump(mode="json")
-        usual = [each for each in found.rows if each.first.settings == settings and each.method == self.method]
+        usual = [each for each in runs.rows if each.first.settings == settings and each.method == self.method]
         if self.baseline is None:
-            return usual[:1]
-        wanted: list[Walk] = []
-        for kind in ("paper", "recommended", walks):
-            with suppress(InputError):  # the appendix has no epsilon for it
-                wanted.append(self.plan(size, 1, kind).walk)
-        same = [walk.identity() for walk in wanted]
-        alike = [] if "epsilon" in self.walk else [walk.model_dump(exclude=SIZE) for walk in wanted]
-        return [
-            each
-            for each in usual
-            if each.walk.identity() in same
-            or (each.walk.source == "tuned" and each.walk.model_dump(exclude=SIZE) in alike)
-        ]
+            return usual[0] if usual else None
+        if isinstance(walks, Path) and "epsilon" not in self.walk:
+            alike = self.plan(size, 1).walk.model_dump(exclude=SIZE)
+            tuned = [each for each in usual if each.walk.source == "tuned" and each.walk.budget is None]
+            if found := [each for each in tuned if each.walk.model_dump(exclude=SIZE) == alike]:
+                return found[0]
+        wanted = self.plan(size, 1, "paper" if isinstance(walks, Path) else walks).walk.identity()
+        return next((each for each in usual if each.walk.identity() == wanted), None)
 
-    def beside(self, ours: comparison.Row | None) -> tuple[dict[str, str], dict[str, Any]]:
-        """The texts and the values of this row with one of our configurations, if there is one."""
-        paper, walk, verdict = str(self.paper), "", None  # the baseline has no verdict
+    def beside(self, found: Comparison | None, size: str, walks: Walks | Path) -> tuple[dict[str, str], dict[str, Any]]:
+        """The texts and the values of this row: ours, and beside it the recommended walk."""
+        ours = found and self.ours(found, size, walks)
+        usual = None
+        if found and self.baseline is not None and "epsilon" not in self.walk and walks != "recommended":
+            usual = self.ours(found, size, "recommended")
+        paper, told, verdict = str(self.paper), "", None  # the baseline has no verdict
         if self.baseline is not None:
             paper += f" ({self.paper.minus(self.baseline):+})"
-            walk = "" if ours is None else _whose(ours.walk)
+            searches = isinstance(walks, Path) and "epsilon" not in self.walk
+            searched = ours is not None and (ours.walk.source == "tuned" or not searches)
             verdict = judge(self.paper.claim(self.baseline), ours)
+            if verdict.word == "contradicted" and not searched:
+                verdict = Verdict("undecided", "epsilon not tuned")
+            told, hours = str(verdict), self.missing_hours(found, ours, 0 if searched or not searches else TRIALS)
+            told += f", {hours:.1f} core-hours missing" if hours else ""
         cost = None if ours is None else ours.relative_cost
         text = {
             "task": self.task,
             "row": self.label,
             "paper (minus baseline)": paper,
-            "walk": walk,
-            "ours": "not run" if ours is None else ours.score,
+            "ours": "" if ours is None else ours.score,
             "minus baseline [95%]": "" if ours is None else ours.versus(ours.baseline),
             "passes": "" if cost is None else f"{cost:.2f}x",
-            "verdict": "" if verdict is None else str(verdict),
+            "verdict": told,
+            "recommended walk": "" if usual is None else usual.versus(usual.baseline),
         }
-        value = {"task": self.task, "row": self.label, "paper": str(self.paper), "walk": walk, "key": None}
-        found = {} if ours is None else ours.values()
-        return text, value | found | {"verdict": None if verdict is None else verdict._asdict()}
+        value: dict[str, Any] = {"task": self.task, "row": self.label, "paper": str(self.paper), "key": None}
+        value |= {"verdict": None if verdict is None else verdict._asdict()} | ({} if ours is None else ours.values())
+        return text, value | {"recommended": None if usual is None else usual.values()}
+
+    def missing_hours(self, found: Comparison | None, ours: comparison.Row | None, trials: int) -> float:
+        """Core-hours of a search and of the runs that three seeds lack, from the time of plain training; 0 if unknown."""
+        plain = found and next((each for each in found.rows if each.method == "baseline"), None)
+        missing = max(0, FEW - (0 if ours is None else len(ours.records))) + trials
+        if not plain:
+            return 0.0
+        return missing * (self.plan(plain.first.size, 1).walk.steps + 1) * plain.cost("seconds") / 3600
 
 
 @dataclass(frozen=True)
@@ -170,16 +183,10 @@ class PaperTable:
         return list(unique.values())
 
     def beside(self, records: Sequence[Record], size: str, walks: Walks | Path = "paper") -> Table:
-        """The table with our runs of this size: those with the paper's, the recommended and a tuned walk.
-
-        A folder as `walks` adds the walks of its searches, see `plans`.
-        """
+        """The table with our runs of this size: those with these walks have a verdict; a folder means tuned ones."""
         found = {each.records[0].task: each for each in Comparison.of(run for run in records if run.size == size)}
         shown = [task for task in self.tasks if task in found] or self.tasks
-        lines = []
-        for row in (row for task in shown for row in self.rows(task)):
-            ours = row.runs(found[row.task], size, walks) if row.task in found else []
-            lines += [row.beside(each) for each in ours] or [row.beside(None)]
+        lines = [row.beside(found.get(task), size, walks) for task in shown for row in self.rows(task)]
         notes = [f"{task}: {described(tasks.find(task).family.metric)}." for task in shown]
         if left_out := [task for task in self.tasks if task not in shown]:
             notes.append(f"Not run in this size: {', '.join(left_out)}.")
@@ -196,10 +203,3 @@ def load(name: str) -> PaperTable:
         known = sorted((*names(), *figures.FIGURES))
         raise InputError(f"study must be one of {', '.join(known)}, got {name!r}")
     return PaperTable(**tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8")))
-
-
-def _whose(walk: Walk) -> str:
-    """Whose walk it is; one that the user gave is in a row because it is the paper's or the recommended one."""
-    if walk.source == "tuned":
-        return f"tuned {'epsilon' if walk.budget is None else 'budget'}"
-    return "paper" if walk.budget is None else "recommended"
