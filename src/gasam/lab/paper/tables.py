@@ -129,7 +129,7 @@ class Row:
         return text, value | {"recommended": None if usual is None else usual.values()}
 
     def missing_hours(self, found: Comparison | None, ours: comparison.Row | None, trials: int) -> float:
-        """Core-hours of a search and of the runs that three seeds lack, from the time of plain training; 0 if unknown."""
+        """Core-hours of a search and of what three seeds lack, from the time of plain training; 0 if unknown."""
         plain = found and next((each for each in found.rows if each.method == "baseline"), None)
         missing = max(0, FEW - (0 if ours is None else len(ours.records))) + trials
         if not plain:
