@@ -108,16 +108,21 @@ class Piece:
 
 
 class Packed(Piece):
-    """Small tensors in one matrix with zeros between them, each in rows of its own."""
+    """Small tensors in one matrix with zeros between them, each in rows of its own: copies that the walk displaces."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.counts = [-(-tensor.numel() // COLUMNS) for tensor in tensors]
-        source, target = (tensors[0].new_zeros(sum(self.counts), COLUMNS) for _ in range(2))
-        super().__init__(source, target)
-        self._shapes = [(tensor.shape, tensor.stride()) for tensor in tensors]
+        matrix = tensors[0].new_zeros(sum(self.counts), COLUMNS)
+        super().__init__(matrix, matrix)
+        self._tensors, self._shapes = tensors, [(tensor.shape, tensor.stride()) for tensor in tensors]
         self._views: dict[str, list[Tensor]] = {}
+        self.copies = self._views_of(matrix)
 
-    def views(self, matrix: Tensor) -> list[Tensor]:
+    def load(self) -> None:
+        """Copy w."""
+        copy_all(self.copies, self._tensors)
+
+    def _views_of(self, matrix: Tensor) -> list[Tensor]:
         """A view of the matrix for each tensor, with the strides of the tensor."""
         rows = accumulate(self.counts, initial=0)
         return [matrix.as_strided(*shape, row * COLUMNS) for shape, row in zip(self._shapes, rows, strict=False)]
@@ -125,7 +130,7 @@ class Packed(Piece):
     def read(self, tensors: list[Tensor], name: str) -> Tensor:
         """The tensors as a matrix, which is kept under this name until the next call."""
         if name not in self._views:
-            self._views[name] = self.views(self.buffer(name))
+            self._views[name] = self._views_of(self.buffer(name))
         copy_all(self._views[name], tensors)
         return self.buffer(name)
 
@@ -177,15 +182,14 @@ class Groups:
         for i, operand in enumerate(self.operands):
             if operand.target is None:
                 small.setdefault((operand.memory.device, operand.memory.dtype), []).append(i)
-        self._packs = [(Packed([self.operands[i].memory for i in members]), members) for members in small.values()]
+        self.packs = [(Packed([self.operands[i].memory for i in members]), members) for members in small.values()]
         self._large = [i for i, operand in enumerate(self.operands) if operand.target is not None]
         self.pieces: list[Piece] = []
         rows, kinds = list[int](), list[Any]()
-        for packed, members in self._packs:
+        for packed, members in self.packs:
             self.pieces.append(packed)
-            views = packed.views(packed.source), packed.views(packed.target)
-            for i, count, source, target in zip(members, packed.counts, *views, strict=True):
-                self.operands[i].source, self.operands[i].target = source, target
+            for i, count, copy in zip(members, packed.counts, packed.copies, strict=True):
+                self.operands[i].target = copy
                 rows += of[i] * count
                 kinds += [None] * count
         for i in self._large:
@@ -235,7 +239,7 @@ class Groups:
         Do not write to the parts, because they may be the tensors themselves. The parts of packed tensors are valid
         until the next call with this name.
         """
-        parts = [packed.read([vectors[i] for i in members], name) for packed, members in self._packs]
+        parts = [packed.read([vectors[i] for i in members], name) for packed, members in self.packs]
         for i in self._large:
             parts += self._parts(i, vectors[i])
         return parts

@@ -75,7 +75,12 @@ class Weights:
             self._lay_out(present, granularity)
         if self._copied:
             copy_all(self._copies, self._copied)
+        self._load()
         return self._groups
+
+    def _load(self) -> None:
+        for packed, _ in self._groups.packs:
+            packed.load()
 
     @property
     def written_in_place(self) -> bool:
@@ -135,6 +140,8 @@ class Weights:
 
     def displace(self, moves: Iterable[tuple[Piece, Tensor, Tensor]]) -> None:
         """Write w + factor * values for each (piece, values, factor), and let the parameters point there."""
+        if self._moved:
+            self._load()
         self._moved = True
         for piece, values, factor in moves:
             piece.displace(values, factor)
