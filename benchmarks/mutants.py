@@ -96,7 +96,7 @@ MUTANTS = (
     # The schedule
     Mutant("schedule.py", 'self._in_steps("start") + 1)', 'self._in_steps("start"))', SCHEDULE),
     Mutant("schedule.py", "self.state.step % self._options.every != 0", "self.state.step % self._options.every == 0", SCHEDULE),
-    Mutant("schedule.py", "SMOOTHING * state.smoothed + (1 - SMOOTHING)", "SMOOTHING * state.smoothed + SMOOTHING", SCHEDULE),
+    Mutant("schedule.py", "SMOOTHING * smoothed + (1 - SMOOTHING)", "SMOOTHING * smoothed + SMOOTHING", SCHEDULE),
     Mutant("schedule.py", "progress * abs(state.initial)", "progress", SCHEDULE),
     Mutant("schedule.py", "state.calls < self.accumulation", "state.calls <= self.accumulation", SCHEDULE),
     Mutant("schedule.py", "losses=torch.zeros_like(sums)", "losses=state.losses", SCHEDULE),

@@ -1,7 +1,5 @@
 """Momentum-SAM: SAM in one pass a step, along a moving average of earlier gradients."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,4 +46,4 @@ def momentum_sam(
     Args:
         decay: How slowly earlier gradients fade.
     """
-    return sam(epsilon, norm, **{"method": MovingAverage(decay)} | options)
+    return sam(epsilon, norm, method=MovingAverage(decay), **options)
