@@ -89,7 +89,7 @@ MUTANTS = (
     # Cheaper walks
     Mutant("fold.py", "[0.0, *[1 / steps] * steps]", "[0.0, *[1 / (steps + 1)] * steps]", CHEAP),
     Mutant("backward.py", "scale if self._scale is None else self._scale + scale", "scale", CHEAP),
-    Mutant("family/momentum_sam.py", "self.decay * (length > 0).to(length)", "self.decay", CHEAP),
+    Mutant("family/momentum_sam.py", "self.decay * (squares > 0).to(squares)", "self.decay", CHEAP),
     Mutant("family/random_offsets.py", "self.seed + kept.step", "self.seed", CHEAP),
     Mutant("contexts.py", "        if k > 0:\n", "        if True:\n", CHEAP),
     Mutant("walk.py", "        self._is_noise = False\n        return self._measure", "        return self._measure", CHEAP),

@@ -78,20 +78,14 @@ def weights_of(
     found = [known.get(id(entry.tensor), entry.name) for entry in moving]
     names = None if None in found else [str(name) for name in found]
     if perturbation.granularity == "module" and names is None:
-        raise ValueError(
-            "granularity 'module' needs the parameters' names: give model.named_parameters() instead of "
-            "model.parameters(), to the base optimizer if you use SharpnessAware"
-        )
+        raise ValueError("granularity 'module' needs names: give model.named_parameters() or the model itself")
     return Weights([entry.tensor for entry in moving], names, in_place=in_place)
 
 
 def _chosen(model: torch.nn.Module | None, perturb: PerturbModule) -> dict[int, bool]:
     """Whether `perturb` chooses the module of a parameter, by the parameter's id."""
     if model is None:
-        raise ValueError(
-            "the perturbation chooses what moves by module: give the model, as in SharpBackward(model, perturbation) "
-            "or SharpnessAware(optimizer, perturbation, model=model)"
-        )
+        raise ValueError("`perturb` needs the model, as in SharpBackward(model) or SharpnessAware(base, model=model)")
     chosen: dict[int, bool] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
