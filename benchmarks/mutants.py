@@ -89,14 +89,14 @@ MUTANTS = (
     # Cheaper walks
     Mutant("fold.py", "[0.0, *[1 / steps] * steps]", "[0.0, *[1 / (steps + 1)] * steps]", CHEAP),
     Mutant("backward.py", "scale if self._scale is None else self._scale + scale", "scale", CHEAP),
-    Mutant("family/momentum_sam.py", "self.decay * (length > 0).to(length)", "self.decay", CHEAP),
+    Mutant("family/momentum_sam.py", "self.decay * (squares > 0).to(squares)", "self.decay", CHEAP),
     Mutant("family/random_offsets.py", "self.seed + kept.step", "self.seed", CHEAP),
     Mutant("contexts.py", "        if k > 0:\n", "        if True:\n", CHEAP),
     Mutant("walk.py", "self.groups.split(self.groups.gradients()), False", "self.groups.split(self.groups.gradients()), self._is_noise", CHEAP),
     # The schedule
     Mutant("schedule.py", 'self._in_steps("start") + 1)', 'self._in_steps("start"))', SCHEDULE),
     Mutant("schedule.py", "self.state.step % self._options.every != 0", "self.state.step % self._options.every == 0", SCHEDULE),
-    Mutant("schedule.py", "SMOOTHING * state.smoothed + (1 - SMOOTHING)", "SMOOTHING * state.smoothed + SMOOTHING", SCHEDULE),
+    Mutant("schedule.py", "SMOOTHING * smoothed + (1 - SMOOTHING)", "SMOOTHING * smoothed + SMOOTHING", SCHEDULE),
     Mutant("schedule.py", "progress * abs(state.initial)", "progress", SCHEDULE),
     Mutant("schedule.py", "state.calls < self.accumulation", "state.calls <= self.accumulation", SCHEDULE),
     Mutant("schedule.py", "losses=torch.zeros_like(sums)", "losses=state.losses", SCHEDULE),

@@ -13,19 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from gasam import (
-    Pass,
-    Perturbation,
-    SharpBackward,
-    SharpnessAware,
-    asam,
-    ga_sam,
-    layer_sam,
-    multi_step_defense,
-    reference,
-    sam,
-)
+from gasam import Pass, Perturbation, SharpBackward, SharpnessAware, asam, ga_sam, layer_sam, multi_step_defense, sam
 from gasam.analysis import climb
+from gasam.reference import capped_groups_of, groups_of
+from gasam.reference import walk as walk_of_the_paper
 from tolerances import flat, same_bits
 
 GRANULARITIES = ("element", "filter", "layer", "module", "model")
@@ -109,11 +100,11 @@ def paper_walk(model: nn.Module, loss, perturbation):
 
 
 def reference_walk(w, loss_and_gradient, shapes, perturbation, **options):
-    return reference.walk(
-        w, loss_and_gradient, reference.groups_of(shapes, perturbation.granularity),
+    return walk_of_the_paper(
+        w, loss_and_gradient, groups_of(shapes, perturbation.granularity),
         scale=perturbation.scale, p=perturbation.norm, K=perturbation.steps, risk=perturbation.risk,
         epsilon=perturbation.epsilon, budget=perturbation.budget, eta=perturbation.step_size,
-        cap=perturbation.cap, capped_groups=reference.capped_groups_of(shapes, perturbation.granularity), **options,
+        cap=perturbation.cap, capped_groups=capped_groups_of(shapes, perturbation.granularity), **options,
     )  # fmt: skip
 
 
@@ -209,7 +200,8 @@ def climbed(variables, evaluate, perturbation, start=None) -> list[Visited]:
     def watched(k, *_):
         offset = [tensor.detach().double() - own for tensor, own in zip(weights, home, strict=True)]
         seen = evaluate(k)
-        visits.append(Visited(k, seen.loss, offset, [_gradient(tensor) for tensor in weights]))
+        gradient = [torch.zeros_like(w) if w.grad is None else w.grad.detach().clone() for w in weights]
+        visits.append(Visited(k, seen.loss, offset, gradient))
         return seen
 
     climb(variables, watched, perturbation, start)
@@ -227,10 +219,6 @@ def walked(problem, parameters, perturbation, start=None, factor=1.0) -> list[Vi
         return Pass(loss.detach(), factor)
 
     return climbed(parameters.items(), evaluate, perturbation, start)
-
-
-def _gradient(tensor):
-    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.detach().clone()
 
 
 def put_gradient(model: nn.Module, values) -> None:

@@ -1,10 +1,7 @@
 """Context managers for passes, given as `around`: `same_noise`, `frozen_batchnorm` and `together`."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -12,7 +9,7 @@ from torch import Tensor, nn
 
 from gasam.distributed import is_expanded
 from gasam.passes import Around
-from gasam.torch_private import buffers_of, version
+from gasam.torch_private import version
 
 
 class same_noise:  # noqa: N801 - reads as a function, like contextlib.suppress
@@ -24,21 +21,21 @@ class same_noise:  # noqa: N801 - reads as a function, like contextlib.suppress
 
     def __init__(self) -> None:
         self._depth = 0
-        self._starts: dict[int, list[partial[None]]] = {}  # by nesting depth, because a pass may contain a walk
+        self._rewinds: dict[int, Callable[[], None]] = {}  # by nesting depth, because a pass may contain a walk
 
     @contextmanager
     def __call__(self, k: int, last: bool) -> Iterator[None]:
-        depth, now = self._depth, _noise_now()
+        depth, restore = self._depth, _restore_noise()
         if k == 0:
-            self._starts[depth] = now
-        for restore in self._starts[depth] if k > 0 else ():  # passes of `ascent`, before the first, have k = -1
-            restore()
+            self._rewinds[depth] = restore
+        elif k > 0:  # passes of `ascent`, before the first, have k = -1
+            self._rewinds[depth]()
         self._depth = depth + 1
         try:
             yield
         finally:
             self._depth = depth
-            for restore in now if k != 0 else ():
+            if k != 0:
                 restore()
 
 
@@ -53,7 +50,7 @@ class frozen_batchnorm:  # noqa: N801
         if not isinstance(model, nn.Module):
             raise TypeError(f"frozen_batchnorm needs the model, got {type(model).__name__}")
         self.model = model
-        self._changed: set[Place] | None = None  # by clean passes so far
+        self._changed: set[tuple[nn.Module, str]] | None = None  # by clean passes so far
 
     def __call__(self, k: int, last: bool) -> AbstractContextManager[Any]:
         if k == 0:
@@ -71,33 +68,26 @@ class frozen_batchnorm:  # noqa: N801
         torch's version counters, and include "running_" buffers in case a module leaves evaluation mode.
         """
         before = _buffers(self.model)
-        versions = {place: _version(buffer) for place, buffer in before.items()}
+        versions = {place: (id(buffer), version(buffer)) for place, buffer in before.items()}
         values = {} if self._changed is not None else {place: b.detach().clone() for place, b in before.items()}
         yield
         changed = self._changed or set()
         for place, buffer in _buffers(self.model).items():
-            written = versions.get(place) != _version(buffer) or place[1].startswith("running_")
+            written = versions.get(place) != (id(buffer), version(buffer)) or place[1].startswith("running_")
             if written or (place in values and not buffer.is_meta and not torch.equal(buffer, values[place])):
                 changed.add(place)
         self._changed = changed
 
 
-Place = tuple[nn.Module, str]
-Buffers = dict[Place, Tensor]
+Buffers = dict[tuple[nn.Module, str], Tensor]
 
 
 def _buffers(model: nn.Module) -> Buffers:
-    return {
-        (module, name): buffer
-        for module in model.modules()
-        for name, buffer in buffers_of(module).items()
-        if buffer is not None
-    }
-
-
-def _version(buffer: Tensor) -> tuple[int, int]:
-    """An identifier that changes when torch sees that the buffer is written or replaced."""
-    return id(buffer), 0 if buffer.is_inference() else version(buffer)
+    found: Buffers = {}
+    for module in model.modules():
+        named = module.named_buffers(recurse=False, remove_duplicate=False)
+        found |= {(module, name): buffer for name, buffer in named}
+    return found
 
 
 @contextmanager
@@ -110,7 +100,7 @@ def restored(buffers: Buffers) -> Iterator[None]:
         with torch.no_grad():
             for (module, name), buffer in buffers.items():
                 value = values[module, name]
-                buffers_of(module)[name] = value if is_expanded(buffer) else buffer.copy_(value)
+                setattr(module, name, value if is_expanded(buffer) else buffer.copy_(value))
 
 
 class together:  # noqa: N801
@@ -129,15 +119,14 @@ class together:  # noqa: N801
 
 def includes(around: Around, kind: type) -> bool:
     """Whether `around` is, or contains, a context manager of this class."""
-    if isinstance(around, together):
-        return any(includes(each, kind) for each in around.arounds)
-    return isinstance(around, kind)
+    inner = around.arounds if isinstance(around, together) else ()
+    return isinstance(around, kind) or any(includes(each, kind) for each in inner)
 
 
 @contextmanager
 def unchanged_state(model: nn.Module | None, parameters: Sequence[Tensor]) -> Iterator[None]:
     """Begin without gradients; afterwards restore them, the model's buffers and the random number generators."""
-    gradients, random = [parameter.grad for parameter in parameters], _noise_now()
+    gradients, restore_noise = [parameter.grad for parameter in parameters], _restore_noise()
     for parameter in parameters:
         parameter.grad = None
     try:
@@ -146,8 +135,7 @@ def unchanged_state(model: nn.Module | None, parameters: Sequence[Tensor]) -> It
     finally:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
-        for restore in random:
-            restore()
+        restore_noise()
 
 
 Statistics = Literal["clean pass", "every pass"]
@@ -162,13 +150,17 @@ def freezing(model: nn.Module | None, batchnorm: object, around: Around) -> Arou
     return together(frozen_batchnorm(model), around)
 
 
-def _noise_now() -> list[partial[None]]:
-    """Functions that set the default generators, of the CPU and of accelerators in use, back to their present state."""
-    found = [partial(torch.set_rng_state, torch.get_rng_state())]
+def _restore_noise() -> Callable[[], None]:
+    """Sets the default generators, of the CPU and of accelerators in use, back to their present state."""
+    on_cpu, on_devices = torch.get_rng_state(), list[Tensor]()
     device = torch.accelerator.current_accelerator()
-    module = None if device is None else torch.get_device_module(device)
+    module: Any = None if device is None else torch.get_device_module(device)
     if module is not None and getattr(module, "is_initialized", lambda: True)():  # does not initialise any other
-        found += [
-            partial(module.set_rng_state, module.get_rng_state(i), i) for i in range(torch.accelerator.device_count())
-        ]
-    return found
+        on_devices = [module.get_rng_state(i) for i in range(torch.accelerator.device_count())]
+
+    def restore() -> None:
+        torch.set_rng_state(on_cpu)
+        for i, state in enumerate(on_devices):
+            module.set_rng_state(state, i)
+
+    return restore

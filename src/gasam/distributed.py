@@ -1,7 +1,5 @@
 """Several processes: `per_worker` and `shared_walk` for DDP; layout, sums and refresh of weights that FSDP2 shards."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -51,25 +49,23 @@ def total_of(parts: Iterable[tuple[Any, Tensor]]) -> Tensor:
     return torch.stack([total.to(totals[0].device) for total in totals]).sum() if totals else torch.zeros(())
 
 
-def first_row(tensor: Any) -> int:
-    """The index, in the whole tensor, of the first row in this process, for shardings that `check_sharding` allows.
-
-    Each process has ceil(rows / processes) rows, except the last ones, which have fewer or none.
-    """
+def _place(tensor: Any) -> tuple[int, int]:
+    """The number of the shard in this process, the same for its replicas, and the number of shards."""
     for dimension, placement in enumerate(tensor.placements if is_sharded(tensor) else ()):
-        if placement.is_shard():
-            mesh, rows = tensor.device_mesh, tensor.shape[0]
-            return int(min(rows, math.ceil(rows / mesh.size(dimension)) * mesh.get_local_rank(dimension)))
-    return 0
+        if placement.is_shard():  # on one dimension of the mesh alone: see `check_sharding`
+            return tensor.device_mesh.get_local_rank(dimension), tensor.device_mesh.size(dimension)
+    return 0, 1
 
 
 def shard_index(tensor: Any) -> int:
     """The number of the shard in this process, the same for its replicas."""
-    index = 0
-    for dimension, placement in enumerate(tensor.placements if is_sharded(tensor) else ()):
-        if placement.is_shard():
-            index = index * tensor.device_mesh.size(dimension) + tensor.device_mesh.get_local_rank(dimension)
-    return index
+    return _place(tensor)[0]
+
+
+def first_row(tensor: Any) -> int:
+    """The index, in the whole tensor, of the first row in this process: the last shards have fewer rows, or none."""
+    index, shards = _place(tensor)
+    return min(tensor.shape[0], math.ceil(tensor.shape[0] / shards) * index) if index else 0
 
 
 def check_sharding(tensor: Any, who: str) -> None:
@@ -110,8 +106,7 @@ def group_of(model: nn.Module | None, tensors: Sequence[Tensor]) -> Any:
 class per_worker:  # noqa: N801
     """Each worker of a DistributedDataParallel model computes its own perturbation: one all-reduce per step for any K.
 
-    All passes except the last run under `no_sync`. The last pass reduces the sum of all gradients in `.grad`, so the
-    result is the mean of the workers' combined gradients.
+    All passes except the last run under `no_sync`. The last one reduces the sum of all gradients in `.grad`.
     """
 
     def __init__(self, model: DistributedDataParallel) -> None:
@@ -131,9 +126,8 @@ class per_worker:  # noqa: N801
 class shared_walk:  # noqa: N801
     """All workers of a DistributedDataParallel model compute the perturbation of the joint batch, even in `no_sync`.
 
-    You need it only under `no_sync`, for example while you accumulate gradients: otherwise DDP reduces every pass
-    already. The passes before the last are always reduced, and the last one follows your `no_sync`, or is reduced
-    `also_last`.
+    You need it only there, for example while you accumulate gradients: otherwise DDP reduces every pass already. The
+    passes before the last are always reduced, and the last one follows your `no_sync`, or is reduced `also_last`.
     """
 
     def __init__(self, model: DistributedDataParallel, *, also_last: bool = False) -> None:

@@ -1,10 +1,7 @@
 """Reads and checks the parameters that a user gives: a model, parameters, named parameters or parameter groups."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +17,7 @@ Parameters = (
 )
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A parameter, and whether the walk may move it."""
 
     name: str | None
@@ -31,18 +27,15 @@ class Entry:
 
 def read(parameters: Parameters) -> list[Entry]:
     """The entries in order, each tensor once. A group is a mapping with `params` and optionally `perturb`."""
+    kind = type(parameters).__name__
     if isinstance(parameters, torch.nn.Module):
         if any(map(is_lazy, parameters.parameters())):
-            kind = type(parameters).__name__
             raise ValueError(f"{kind} has lazy modules without weights yet: run one forward pass first")
         names = names_in(parameters)
         # Without those that can't have a gradient, such as quantised weights under LoRA. Frozen ones may thaw later.
         parameters = [(names[id(p)], p) for p in parameters.parameters() if p.requires_grad or _can_move(p)]
     elif isinstance(parameters, Tensor) or not isinstance(parameters, Iterable):
-        raise TypeError(
-            "parameters must be the model, model.named_parameters(), model.parameters() or a list of parameter groups, "
-            f"got {type(parameters).__name__}"
-        )
+        raise TypeError(f"parameters must be a model, its (named) parameters or a list of parameter groups, got {kind}")
     if isinstance(parameters, Mapping):  # a single group, or a dictionary of names
         parameters = [parameters] if "params" in parameters else parameters.items()
     entries: dict[int, Entry] = {}
@@ -57,10 +50,7 @@ def read(parameters: Parameters) -> list[Entry]:
                 _check(tensor, moves, f"parameter {len(entries) if name is None else repr(name)}")
                 entries[id(tensor)] = Entry(name, tensor, moves)
     if not entries:
-        raise ValueError(
-            "parameters is empty: give a model with weights, or call model.parameters() again, because a generator can "
-            "be read only once"
-        )
+        raise ValueError("parameters is empty: give a model with weights; a generator can be read only once")
     return list(entries.values())
 
 
@@ -78,34 +68,29 @@ def weights_of(
     entries: list[Entry], perturbation: Perturbation, model: torch.nn.Module | None = None, *, in_place: bool = False
 ) -> Weights:
     """The weights that the walk may move, with their names in the model. `perturb` needs the model."""
+    moving = [entry for entry in entries if entry.moves]
     if perturbation.perturb is not None:
-        entries = _by_module(entries, perturbation.perturb, model)
-    known, moving = {} if model is None else names_in(model), [entry for entry in entries if entry.moves]
+        chosen = _chosen(model, perturbation.perturb)
+        moving = [entry for entry in moving if chosen.get(id(entry.tensor), False)]
+        if not moving:
+            raise ValueError(f"no parameter of {type(model).__name__} moves: the option `perturb` leaves out all")
+    known = {} if model is None else names_in(model)
     found = [known.get(id(entry.tensor), entry.name) for entry in moving]
     names = None if None in found else [str(name) for name in found]
     if perturbation.granularity == "module" and names is None:
-        raise ValueError(
-            "granularity 'module' needs the parameters' names: give model.named_parameters() instead of "
-            "model.parameters(), to the base optimizer if you use SharpnessAware"
-        )
+        raise ValueError("granularity 'module' needs names: give model.named_parameters() or the model itself")
     return Weights([entry.tensor for entry in moving], names, in_place=in_place)
 
 
-def _by_module(entries: list[Entry], perturb: PerturbModule, model: torch.nn.Module | None) -> list[Entry]:
-    """The entries, of which those move whose module `perturb` chooses."""
+def _chosen(model: torch.nn.Module | None, perturb: PerturbModule) -> dict[int, bool]:
+    """Whether `perturb` chooses the module of a parameter, by the parameter's id."""
     if model is None:
-        raise ValueError(
-            "the perturbation chooses what moves by module: give the model, as in SharpBackward(model, perturbation) "
-            "or SharpnessAware(optimizer, perturbation, model=model)"
-        )
+        raise ValueError("`perturb` needs the model, as in SharpBackward(model) or SharpnessAware(base, model=model)")
     chosen: dict[int, bool] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             chosen.setdefault(id(parameter), perturb(module))  # the first module of a shared parameter decides
-    found = [replace(entry, moves=entry.moves and chosen.get(id(entry.tensor), False)) for entry in entries]
-    if not any(entry.moves for entry in found):
-        raise ValueError(f"no parameter of {type(model).__name__} moves: the perturbation's `perturb` leaves out all")
-    return found
+    return chosen
 
 
 def _check_group(group: Mapping[str, Any]) -> None:

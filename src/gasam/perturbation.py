@@ -1,7 +1,5 @@
 """`Perturbation`, which holds the options of a walk, and the presets SAM, ASAM, Layer-SAM, Multi-step and GA-SAM."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -12,11 +10,10 @@ from torch import nn
 
 from gasam.family import Method
 from gasam.scales import SCALES, Scale, Weight
-from gasam.schedule import Schedule, is_number, is_whole
+from gasam.schedule import Schedule, check, check_positive, is_number, is_whole
 
 Risk = Literal["mean", "final"]
 PerturbModule = Callable[[nn.Module], bool]
-"""Whether a module's own parameters move."""
 Granularity = Literal["element", "filter", "layer", "module", "model"]
 
 
@@ -28,23 +25,21 @@ class Perturbation:
 
     Args:
         epsilon: Radius of the ball, in units of T^-1 a.
-        budget: First-order rise of the mean loss: each training step uses epsilon = budget / |T c|_q, where q is the
-            dual of the ball's norm and c what the walk climbs, usually the gradient. Give a `cap` as well, because
-            epsilon grows as c vanishes.
+        budget: First-order rise of the mean loss: epsilon = budget / |T c|_q in each step, where q is the dual of the
+            ball's norm and c what the walk climbs, usually the gradient. Epsilon grows as c vanishes: give a `cap`.
         cap: Largest offset of a group relative to its weights: |a_i|_2 <= cap max(|w_i|_2, 0.01 sqrt(n_i) rms(w)).
-            Applies to each group; with granularity "element" or "model" to each tensor. None means no cap.
+            With granularity "element" or "model" of each tensor. None means no cap.
         norm: p of the ball's norm, > 1 or math.inf.
         scale: T: a name in `gasam.SCALES`, or a function of a `Group` that returns values >= 0.
         granularity: Which weights share a T: "element", "filter", "layer" (a parameter tensor), "module" or "model".
         steps: K, the number of ascent steps. A training step takes K+1 passes, or K if the method has no clean pass.
         step_size: eta, in the unit of `epsilon` or `budget`; None means 1.5 times that size divided by `steps`.
-        risk: "mean" minimises the mean loss of all K+1 passes, "final" the loss of the last one. Without effect if the
-            method has a fold.
+        risk: "mean" minimises the mean loss of all K+1 passes, "final" the loss of the last one. A method with a fold
+            ignores it.
         floor: Smallest root-mean-square gradient that a scale divides by.
         method: What a published method changes: what the walk climbs, or how the gradients of the passes become one.
             T is computed from the gradient, or without a clean pass from what the walk climbs.
-        perturb: A function of a module that says whether its own parameters move, as "perturb" in a parameter group.
-            Needs the model. None means that all parameters move.
+        perturb: A function of a module that says whether its own parameters move; it needs the model. None means all.
         needs_ascent: Refuse calls of SharpBackward without `ascent`, which would cost K+1 whole passes.
     """
 
@@ -70,26 +65,21 @@ class Perturbation:
             )
         check_at_least_zero("epsilon" if self.budget is None else "budget", self.size)
         check_at_least_zero("floor", self.floor)
-        for name, value in (("cap", self.cap), ("step_size", self.step_size)):
-            if value is not None and not (is_number(value) and 0 < value < math.inf):
-                raise ValueError(f"{name} must be a finite number > 0, or None, got {value!r}")
-        if not is_number(self.norm) or not self.norm > 1:
-            raise ValueError(f"norm must be a number > 1 or math.inf, got {self.norm!r}")
-        if not is_whole(self.steps, at_least=1):
-            raise ValueError(f"steps must be a whole number >= 1, got {self.steps!r}")
+        check_positive("cap", self.cap)
+        check_positive("step_size", self.step_size)
+        check("norm", self.norm, is_number(self.norm) and self.norm > 1, "a number > 1 or math.inf")
+        check("steps", self.steps, is_whole(self.steps, at_least=1), "a whole number >= 1")
         if not callable(self.scale):
             _check_choice("scale", self.scale, SCALES, " or a function of a Group")
         _check_choice("granularity", self.granularity, get_args(Granularity))
         _check_choice("risk", self.risk, get_args(Risk))
         if self.perturb is not None and not callable(self.perturb):
             raise TypeError(f"perturb must be a function or None, got {self.perturb!r}")
-        if self.method is not None and not isinstance(self.method, Method):
+        if not isinstance(self.method, Method | None):
             raise TypeError(f"method must be a gasam.Method or None, got {self.method!r}")
         if self.method is not None and self.method.only_steps not in (None, self.steps):
             name, only = type(self.method).__name__, self.method.only_steps
             raise ValueError(f"{name} is defined for {only} ascent step, got steps={self.steps}: leave steps out")
-
-    # Computed once, because they are read in every step.
 
     @cached_property
     def scale_function(self) -> Scale:
@@ -118,7 +108,7 @@ class Perturbation:
 
 def sam(epsilon: float | None = None, norm: float = 2.0, **options: Any) -> Perturbation:
     """SAM: the loss after one ascent step, with T = 1. Every preset accepts the other options of `Perturbation`."""
-    return _preset(options, epsilon=epsilon, norm=norm, scale="one", granularity="model", risk="final")
+    return preset(options, epsilon=epsilon, norm=norm, scale="one", granularity="model", risk="final")
 
 
 def asam(epsilon: float | None = None, norm: float = 2.0, eta: float = 0.0, **options: Any) -> Perturbation:
@@ -129,33 +119,34 @@ def asam(epsilon: float | None = None, norm: float = 2.0, eta: float = 0.0, **op
     """
     check_at_least_zero("eta", eta)
     scale = Weight(eta) if eta else "weight"
-    return _preset(options, epsilon=epsilon, norm=norm, scale=scale, granularity="element", risk="final")
+    return preset(options, epsilon=epsilon, norm=norm, scale=scale, granularity="element", risk="final")
 
 
 def layer_sam(epsilon: float | None = None, norm: float = 2.0, **options: Any) -> Perturbation:
     """Layer-SAM: the loss after one ascent step, with T = |w_i| / |g_i| for each tensor."""
-    return _preset(options, epsilon=epsilon, norm=norm, scale="weight_over_gradient", risk="final")
+    return preset(options, epsilon=epsilon, norm=norm, scale="weight_over_gradient", risk="final")
 
 
 def multi_step_defense(
     epsilon: float | None = None, norm: float = math.inf, steps: int = 1, **options: Any
 ) -> Perturbation:
     """Multi-step Defense: the mean loss over a walk of `steps` ascent steps, with T = 1."""
-    return _preset(options, epsilon=epsilon, norm=norm, steps=steps, scale="one", granularity="model")
+    return preset(options, epsilon=epsilon, norm=norm, steps=steps, scale="one", granularity="model")
 
 
 def ga_sam(epsilon: float | None = None, norm: float = math.inf, steps: int = 1, **options: Any) -> Perturbation:
     """GA-SAM: the mean loss over a walk of `steps` ascent steps, in which tensors with weak gradients move further.
 
-    The paper gives epsilon, as in `ga_sam(1e-4)`. `ga_sam(budget=0.1, cap=0.01)` is easier to choose.
+    The paper gives epsilon. `ga_sam(budget=0.1, cap=0.01)` is easier to choose.
     """
-    return _preset(options, epsilon=epsilon, norm=norm, steps=steps)
+    return preset(options, epsilon=epsilon, norm=norm, steps=steps)
 
 
-def _preset(options: dict[str, Any], **preset: Any) -> Perturbation:
+def preset(options: dict[str, Any], **usual: Any) -> Perturbation:
+    """The usual options of a method, and those that the user gives instead."""
     if "rho" in options:
         raise TypeError(f"rho is called epsilon here: write sam(epsilon={options['rho']!r})")
-    return Perturbation(**preset | options)
+    return Perturbation(**usual | options)
 
 
 def check_perturbation(value: object) -> None:
@@ -167,9 +158,8 @@ def check_perturbation(value: object) -> None:
 def check_schedule(perturbation: Perturbation, schedule: object) -> None:
     """Raise if the method can't be used with this schedule."""
     method = perturbation.method
-    if method is None or not method.between_walks:
-        return
-    if not isinstance(schedule, Schedule) or schedule.every < 2 or schedule.weight != 1:
+    leaves_out = isinstance(schedule, Schedule) and schedule.every >= 2 and schedule.weight == 1
+    if method is not None and method.between_walks and not leaves_out:
         raise ValueError(
             f"{type(method).__name__} changes the steps between walks, got {schedule}: give a Schedule with every >= 2 "
             "and weight=1, as in Schedule(every=5, weight=1)"
@@ -177,11 +167,10 @@ def check_schedule(perturbation: Perturbation, schedule: object) -> None:
 
 
 def check_at_least_zero(name: str, value: Any, below: float = math.inf) -> None:
-    if not (is_number(value) and 0 <= value < below):
-        kind = "a finite number >= 0" if below == math.inf else f"a number in [0, {below:g})"
-        raise ValueError(f"{name} must be {kind}, got {value!r}")
+    allowed = "a finite number >= 0" if below == math.inf else f"a number in [0, {below:g})"
+    check(name, value, is_number(value) and 0 <= value < below, allowed)
 
 
 def _check_choice(name: str, value: object, choices: Collection[str], otherwise: str = "") -> None:
-    if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}{otherwise}, got {value!r}")
+    allowed = f"one of {', '.join(map(repr, choices))}{otherwise}"
+    check(name, value, isinstance(value, str) and value in choices, allowed)

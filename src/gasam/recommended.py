@@ -1,14 +1,12 @@
 """`recommended`, the settings to begin with, by what a training step may cost."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from typing import Literal
 
 from gasam.family.random_offsets import random_offsets
 from gasam.perturbation import Perturbation, check_perturbation, check_schedule, ga_sam
-from gasam.schedule import Schedule, StrengthOfStep
+from gasam.schedule import Schedule, StrengthOfStep, check
 
 Setting = tuple[Perturbation, Schedule]
 _PROGRESS = Schedule(progress=0.2)
@@ -31,13 +29,12 @@ def recommended(passes: float | Literal["rounding"] = 1) -> Setting:
 
     Args:
         passes: Passes of a training step. 2: GA-SAM, at full strength once the loss has fallen by a fifth. 1.25: the
-            same with `ascent` on a quarter of the batch. 1.1: that in the last 40% of training; needs `total_steps`.
-            1: random offsets of 1% of each tensor, at full strength once the loss has fallen by a fifth. "rounding":
-            one pass, with random offsets of 10% in the last third of training, for a model that will be rounded to few
-            bits; needs `total_steps`.
+            same with `ascent` on a quarter of the batch. 1.1: that in the last 40% of training. 1: random offsets of
+            1% of each tensor, at full strength once the loss has fallen by a fifth. "rounding": one pass, with random
+            offsets of 10% in the last third of training, for a model that will be rounded to few bits. 1.1 and
+            "rounding" need `total_steps`.
     """
-    if passes not in _SETTINGS:
-        raise ValueError(f"passes must be one of {', '.join(map(repr, _SETTINGS))}, got {passes!r}")
+    check("passes", passes, passes in _SETTINGS, f"one of {', '.join(map(repr, _SETTINGS))}")
     return _SETTINGS[passes]
 
 
@@ -55,7 +52,6 @@ def chosen(
         warnings.warn(
             "a budget without a cap does not bound epsilon, which grows as the gradient vanishes: add a cap, as in "
             "ga_sam(budget=0.1, cap=0.01)",
-            UserWarning,
             stacklevel=3,
         )
     if schedule is None and perturbation.method is not None:

@@ -1,10 +1,7 @@
 """The scales T, which determine how far each group of weights may move, and the table of their names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -17,29 +14,21 @@ class Group:
     """The input of a scale: properties of all groups at once, as tensors with an entry for each group.
 
     A scale is a function of a `Group` that returns T. With granularity "element" each weight is a group, and the scale
-    is called for a few tensors at a time. `gradient` and `weight` are computed when a scale reads them.
+    is called for a few tensors at a time.
 
     Attributes:
+        gradient: |g_i| of the mean loss, without factors such as a loss scale.
+        weight: |w_i|.
         size: n_i, the number of weights of each group. With granularity "element" a single 1.
         total: n, the number of weights of all groups.
         floor: Smallest root-mean-square gradient that a scale divides by.
     """
 
+    gradient: Tensor
+    weight: Tensor
     size: Tensor
     total: int
     floor: float
-    find_gradient: Callable[[], Tensor]
-    find_weight: Callable[[], Tensor]
-
-    @cached_property
-    def gradient(self) -> Tensor:
-        """|g_i| of the mean loss, without factors such as a loss scale."""
-        return self.find_gradient()
-
-    @cached_property
-    def weight(self) -> Tensor:
-        """|w_i|."""
-        return self.find_weight()
 
     @property
     def inverse_gradient(self) -> Tensor:
@@ -79,11 +68,7 @@ def weight_rms(group: Group) -> Tensor:
 
 @dataclass(frozen=True)
 class Weight:
-    """T = |w_i| + constant (ASAM). Degree 0 in the gradient.
-
-    Args:
-        constant: Added to |w_i|, so that weights of zero can move.
-    """
+    """T = |w_i| + constant (ASAM), so that weights of zero can move. Degree 0 in the gradient."""
 
     constant: float = 0.0
 
@@ -114,28 +99,22 @@ def reads_gradient(scale: Scale) -> bool:
 def scale_of_groups(
     scale: Scale, floor: float, groups: Groups, gradient_squares: Tensor, weight_squares: Tensor | None
 ) -> Tensor:
-    """T of each group, or one T for the whole model, from |g_i|^2 of the mean loss and |w_i|^2."""
-    sizes = groups.sizes
-    if groups.granularity == "model" and groups.names:
-        sizes = sizes.sum(0, keepdim=True)
-        gradient_squares = gradient_squares.sum(0, keepdim=True)
-        weight_squares = None if weight_squares is None else weight_squares.sum(0, keepdim=True)
-    group = Group(sizes, groups.total, floor, gradient_squares.sqrt, lambda: weight_squares.sqrt())  # type: ignore[union-attr]
-    return scale(group).expand_as(groups.sizes)
+    """T of each group, or one T for the whole model. |g_i|^2 is of the mean loss; |w_i|^2 is None if it is not read."""
+    gradient, size = gradient_squares, groups.sizes
+    weight = gradient if weight_squares is None else weight_squares
+    if groups.granularity == "model":
+        gradient, weight, size = (each.sum(0, keepdim=True) for each in (gradient, weight, size))
+    return scale(Group(gradient.sqrt(), weight.sqrt(), size, groups.total, floor)).expand_as(groups.sizes)
 
 
 def scale_of_weights(
     scale: Scale, floor: float, groups: Groups, piece: Piece, gradient: Tensor, factor: Tensor | float
 ) -> Tensor:
     """T of each weight of a piece, from `factor` times the gradient of the mean loss. It may be `piece.aside`."""
-    group = Group(
-        gradient.new_ones(1),
-        groups.total,
-        floor,
-        lambda: gradient.abs().div_(factor),
-        lambda: torch.abs(piece.weights(), out=piece.aside),
-    )
-    return scale(group)
+    # What the scale does not read is not computed.
+    gradient = gradient.abs().div_(factor) if reads_gradient(scale) else gradient
+    weight = torch.abs(piece.weights(), out=piece.aside) if reads_weights(scale) else piece.aside
+    return scale(Group(gradient, weight, gradient.new_ones(1), groups.total, floor))
 
 
 SMALLEST_WEIGHTS = 0.01

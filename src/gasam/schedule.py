@@ -1,7 +1,5 @@
 """`Schedule`, which holds when to walk and how strongly, and `Clock`, the position of a run in it."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -24,14 +22,14 @@ class Schedule:
     It is the product of the strengths that follow from `progress`, `start` and `warmup`.
 
     Args:
-        progress: The strength is 1 when the loss has fallen by this share of its initial value, and grows in proportion
+        progress: The strength is 1 when the loss has fallen by this share of its initial value, and in proportion
             before: 0.2 for 20 percent. It shrinks if the loss rises. None means no dependence on the loss.
         start: The first step with a walk, as an int, or as a float for a share of training, which needs `total_steps`.
         warmup: The number of steps after `start` over which the strength grows linearly to 1, as an int or a share.
         every: Walk only on the steps 0, n, 2n, ...; each other step runs one plain pass.
-        weight: v in g_0 + v (fold - g_0), the gradient of a step with a walk, where `fold` is the usual gradient of the
-            walk and g_0 the clean gradient. None means the value of `every`, so that the walk has the same weight over
-            time. Give all trained parameters to the walk, because others are not rescaled.
+        weight: v in g_0 + v (fold - g_0), the gradient of a step with a walk, where `fold` is its usual gradient and
+            g_0 the clean one. None means the value of `every`, so that the walk has the same weight over time. Give
+            all trained parameters to the walk, because others are not rescaled.
     """
 
     progress: float | None = None
@@ -41,15 +39,13 @@ class Schedule:
     weight: float | None = None
 
     def __post_init__(self) -> None:
-        if self.progress is not None and not (is_number(self.progress) and 0 < self.progress < math.inf):
-            raise ValueError(f"progress must be a finite number > 0, such as 0.2, or None, got {self.progress!r}")
+        check_positive("progress", self.progress)
         for name, value in (("start", self.start), ("warmup", self.warmup)):
-            if not is_whole(value, at_least=0) and not (isinstance(value, float) and 0 <= value < 1):
-                raise ValueError(f"{name} must be a number of steps (int) or a share in [0, 1) (float), got {value!r}")
-        if not is_whole(self.every, at_least=1):
-            raise ValueError(f"every must be a whole number of steps >= 1, got {self.every!r}")
-        if self.weight is not None and not (is_number(self.weight) and 0.001 <= self.weight <= 1000):
-            raise ValueError(f"weight must be a number from 0.001 to 1000 or None, got {self.weight!r}")
+            is_right = is_whole(value, at_least=0) or (isinstance(value, float) and 0 <= value < 1)
+            check(name, value, is_right, "a number of steps (int) or a share in [0, 1) (float)")
+        check("every", self.every, is_whole(self.every, at_least=1), "a whole number of steps >= 1")
+        is_right = self.weight is None or (is_number(self.weight) and 0.001 <= self.weight <= 1000)
+        check("weight", self.weight, is_right, "a number from 0.001 to 1000 or None")
 
 
 StrengthOfStep = Callable[[int], float]
@@ -70,7 +66,7 @@ class Clock:
     """The position in a run, and the strength of the walk that follows from it and from the losses so far.
 
     Losses are summed on the device. Every 10 optimizer steps their mean is read, averaged over the processes of the
-    group, and smoothed. The strength is therefore the same in every process.
+    group, and smoothed, so that the strength is the same in every process.
     """
 
     def __init__(
@@ -82,9 +78,8 @@ class Clock:
         total_steps: int | None = None,
         process_group: Any = None,
     ) -> None:
-        if not is_whole(accumulation, at_least=1):
-            raise ValueError(f"accumulation must be a whole number >= 1, got {accumulation!r}")
-        if schedule is not None and not isinstance(schedule, Schedule) and not callable(schedule):
+        check("accumulation", accumulation, is_whole(accumulation, at_least=1), "a whole number >= 1")
+        if not isinstance(schedule, Schedule | None) and not callable(schedule):
             raise TypeError(f"schedule must be a Schedule or a function of the step, got {type(schedule).__name__}")
         self.schedule, self._options = schedule, schedule if isinstance(schedule, Schedule) else Schedule()
         self.accumulation, self.total_steps, self.process_group = accumulation, total_steps, process_group
@@ -108,7 +103,7 @@ class Clock:
         return 0.0 if self.between_walks else self.strength_of_walk()
 
     def strength_of_walk(self) -> float:
-        """The strength of a walk in the current step, also if `every` leaves this step out."""
+        """The strength of the current step, also if `every` skips its walk."""
         state, progress = self.state, self._options.progress
         if callable(self.schedule):
             given = self.schedule(state.step)
@@ -153,7 +148,7 @@ class Clock:
         state = self.state
         if self._options.progress is not None:
             sums = self._placed(state.losses)
-            loss = (loss.detach() / (1.0 if loss_scale is None else loss_scale)).reshape(()).to(sums)
+            loss = (loss / (1.0 if loss_scale is None else loss_scale)).reshape(()).to(sums)
             finite = loss.isfinite()
             state = replace(state, losses=sums + torch.stack([torch.where(finite, loss, 0.0), finite.to(loss)]))
         state = replace(state, calls=state.calls + 1)
@@ -162,22 +157,22 @@ class Clock:
         return self._at_step(state.step + 1, state)
 
     def _placed(self, sums: Tensor) -> Tensor:
-        """The sums on the device of the model, which may have changed."""
+        """On the device of the model, which may have changed."""
         device = self._like.device
         return sums.to(device, torch.float32 if device.type == "mps" else torch.float64)
 
     def _at_step(self, step: int, state: State) -> State:
         """The state at the beginning of another step. Every 10 steps, the mean loss of the block is read."""
         ends_block = state.calls > 0 and step // BLOCK != state.step // BLOCK
-        state = replace(state, step=step, calls=0)
+        begun = replace(state, step=step, calls=0)
         if not ends_block or self._options.progress is None:
-            return state
+            return begun
         sums = state.losses.clone()
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(sums, group=self.process_group)
         total, number = sums.tolist()
-        mean, initial = total / number if number else math.nan, state.initial
-        state = replace(state, losses=torch.zeros_like(sums))
+        mean = total / number if number else math.nan
+        initial, smoothed = state.initial, state.smoothed
         if initial is None:
             if mean == 0 or not math.isfinite(mean):
                 warnings.warn(
@@ -186,16 +181,16 @@ class Clock:
                     stacklevel=5,
                 )
                 mean = 0.0
-            return replace(state, initial=mean, smoothed=mean)
-        if number:
-            state = replace(state, smoothed=SMOOTHING * state.smoothed + (1 - SMOOTHING) * mean)
-        if PATIENCE <= step < PATIENCE + BLOCK and 0 != initial <= state.smoothed:
+            initial = smoothed = mean
+        elif number:
+            smoothed = SMOOTHING * smoothed + (1 - SMOOTHING) * mean
+        if PATIENCE <= step < PATIENCE + BLOCK and state.initial and initial <= smoothed:
             warnings.warn(
                 f"the walk has not begun after {step} steps, because the loss has not fallen below its initial value "
                 f"{initial:.4g}: give schedule=Schedule(), which walks from the start",
                 stacklevel=5,
             )
-        return state
+        return replace(begun, initial=initial, smoothed=smoothed, losses=torch.zeros_like(sums))
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers. Reading them synchronises with the device."""
@@ -218,3 +213,12 @@ def is_number(value: object) -> bool:
 
 def is_whole(value: object, *, at_least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= at_least
+
+
+def check(name: str, value: object, is_right: bool, allowed: str) -> None:
+    if not is_right:
+        raise ValueError(f"{name} must be {allowed}, got {value!r}")
+
+
+def check_positive(name: str, value: Any) -> None:
+    check(name, value, value is None or (is_number(value) and 0 < value < math.inf), "a finite number > 0, or None")

@@ -1,13 +1,11 @@
 """All uses of torch's private interface, which may change in any release; tested with torch 2.13.0."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -16,12 +14,11 @@ _tensor: Any = Tensor
 get_gradient, set_gradient, set_data = _tensor.grad.__get__, _tensor.grad.__set__, _tensor.data.__set__
 
 copy_all = torch._foreach_copy_  # from sources to targets with few kernels; a loop of `copy_` is much slower
-# Whether a tensor wraps others, as quantised weights do, so that exchanging its memory has no effect.
-hides_its_memory = is_traceable_wrapper_subclass
+hides_its_memory = is_traceable_wrapper_subclass  # as quantised weights do: exchanging their memory has no effect
 
 
 def standard_gamma(shapes: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draw from Gamma distributions with these shapes. torch.distributions.Gamma does not accept a generator."""
+    """Draw from Gamma distributions. torch.distributions.Gamma does not accept a generator."""
     return torch._standard_gamma(shapes, generator=generator)
 
 
@@ -31,19 +28,13 @@ def storage_identity(tensor: Tensor) -> int:
 
 
 def version(tensor: Tensor) -> int:
-    """A counter that grows whenever torch detects a write to the tensor."""
-    return tensor._version
-
-
-def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
-    """The module's buffers without those of its children. `named_buffers` leaves out buffers that are None."""
-    return module._buffers
+    """A counter that grows whenever torch detects a write to the tensor; 0 for inference tensors, which have none."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def local(tensor: Tensor) -> Tensor:
     """The part of a sharded tensor in this process; any other tensor itself. Autograd would record `to_local`."""
-    part: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return part
+    return getattr(tensor, "_local_tensor", tensor)
 
 
 def fsdp_modules() -> list[Any]:
@@ -74,12 +65,11 @@ def updates_running_statistics(node: Any) -> bool:
 
     Saved tensors are not unpacked, because activation checkpointing would then run the pass again.
     """
-    if "BatchNorm" not in node.name() or not getattr(node, "_saved_training", False):
-        return False
-    if getattr(node, "_raw_saved_running_mean", None) is None:
+    mean = getattr(node, "_raw_saved_running_mean", None)
+    if mean is None or "BatchNorm" not in node.name() or not getattr(node, "_saved_training", False):
         return False
     try:
-        return node._raw_saved_running_mean.data is not None or node._saved_running_mean is not None
+        return mean.data is not None or node._saved_running_mean is not None
     except RuntimeError:  # the backward pass of a closure has freed the saved tensors
         return True
 

@@ -11,15 +11,7 @@ import torch
 from torch import nn
 
 from family_reference import OPTIONS, PRESETS, RATE, expected_run, model_of, reference_of
-from gasam import (
-    Method,
-    Schedule,
-    SharpBackward,
-    SharpnessAware,
-    family,
-    look_sam,
-    normalisation,
-)
+from gasam import Method, Schedule, SharpBackward, SharpnessAware, family, look_sam, normalisation
 from problems import at_home, closure_of, gradient_of, loss_of
 from tolerances import EXACT, error, flat, same_bits
 
@@ -56,7 +48,8 @@ def by_closure(model, perturbation, seeds=range(20), *, sharp=None, **options):
     return optimizer
 
 
-ENTRIES = [by_backward, by_closure]
+ENTRIES = pytest.mark.parametrize("entry", [by_backward, by_closure])
+METHODS = pytest.mark.parametrize("method", OPTIONS)
 
 
 def kept_by(sharp):
@@ -71,9 +64,9 @@ def test_every_file_of_the_folder_has_a_reference_here():
     assert files == set(OPTIONS) == set(PRESETS)
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+@ENTRIES
 @pytest.mark.parametrize("walk", WALKS, ids=str)
-@pytest.mark.parametrize("method", OPTIONS)
+@METHODS
 def test_twenty_steps_equal_the_paper(method, walk, entry):
     model = model_of()
     sharp = entry(model, PRESETS[method](**walk, **OPTIONS[method]))
@@ -87,14 +80,14 @@ def test_twenty_steps_equal_the_paper(method, walk, entry):
 @pytest.mark.parametrize(("scale", "granularity"), [
     ("gradient_strength", "element"), ("weight", "filter"), ("gradient_strength", "layer"), ("weight", "module")
 ])  # fmt: skip
-@pytest.mark.parametrize("method", OPTIONS)
+@METHODS
 def test_methods_combine_with_scales_and_groups(method, scale, granularity):
     model, options = model_of(), {"scale": scale, "granularity": granularity}
     by_backward(model, replace(PRESETS[method](0.05, **OPTIONS[method]), **options), range(5))
     assert error(flat(model.parameters()), expected_run(method, 5, epsilon=0.05, **options)[0]) < EXACT
 
 
-@pytest.mark.parametrize("method", OPTIONS)
+@METHODS
 def test_a_loss_scale_that_changes_in_every_step_changes_nothing(method):
     """The running mean and the kept component are those of the unscaled gradients."""
     model = model_of()
@@ -102,8 +95,8 @@ def test_a_loss_scale_that_changes_in_every_step_changes_nothing(method):
     assert error(flat(model.parameters()), expected_run(method, epsilon=0.1)[0]) < EXACT
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
-@pytest.mark.parametrize("method", OPTIONS)
+@ENTRIES
+@METHODS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_resumed_run_has_the_same_bits(method, entry, dtype, tmp_path):
     walk = PRESETS[method](0.1, **OPTIONS[method])
@@ -121,8 +114,8 @@ def test_a_resumed_run_has_the_same_bits(method, entry, dtype, tmp_path):
 
 
 @pytest.mark.parametrize("bad_pass", [0, 1])
-@pytest.mark.parametrize("entry", ENTRIES)
-@pytest.mark.parametrize("method", OPTIONS)
+@ENTRIES
+@METHODS
 def test_a_step_that_is_not_finite_leaves_weights_and_state_alone(method, entry, bad_pass):
     """A NaN in the gradient of one pass: the next steps are as if the step had been left out."""
     model, passes = model_of(), []
@@ -162,7 +155,7 @@ def test_the_weight_of_a_schedule_applies_to_the_combined_gradient(method, weigh
     assert error(found[1], clean + weight * (found[0] - clean)) < EXACT
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+@ENTRIES
 def test_look_sam_needs_one_pass_in_the_steps_between(entry):
     model, passes = model_of(), []
     sharp = entry(model, look_sam(0.1), [])

@@ -41,27 +41,19 @@ def p_norm(x: torch.Tensor, p: float) -> float:
 
 
 @given(problems, perturbations)
-def test_walk_stays_in_the_ball(problem, perturbation):
-    parameters = problem.parameters()
-    size = scales(problem, parameters, perturbation)
-    for visit in walked(problem, parameters, perturbation):
-        x = torch.where(size > 0, flat(visit.offset) / size, 0.0)
-        assert p_norm(x, perturbation.norm) <= perturbation.epsilon * (1 + 1e-6)
-
-
-@given(problems, perturbations)
-def test_first_step_gains_the_dual_norm(problem, perturbation):
+def test_walk_stays_in_the_ball_and_its_first_step_gains_the_dual_norm(problem, perturbation):
     """g.a_1 = min(eta, epsilon) |T g|_q with 1/p + 1/q = 1: no other step of that length gains more."""
-    parameters = problem.parameters()
+    parameters, p = problem.parameters(), perturbation.norm
     size = scales(problem, parameters, perturbation)
-    clean, first, *_ = walked(problem, parameters, perturbation)
-    gradient = flat(clean.gradient)
-    gain = gradient @ flat(first.offset)
-    p = perturbation.norm
+    visits = walked(problem, parameters, perturbation)
+    for visit in visits:
+        x = torch.where(size > 0, flat(visit.offset) / size, 0.0)
+        assert p_norm(x, p) <= perturbation.epsilon * (1 + 1e-6)
+    gradient = flat(visits[0].gradient)
     dual = 1.0 if p == math.inf else p / (p - 1)
     eta = perturbation.step_size or 1.5 * perturbation.epsilon / perturbation.steps
     expected = min(eta, perturbation.epsilon) * p_norm(size * gradient, dual)
-    assert gain == pytest.approx(expected, rel=1e-6)
+    assert gradient @ flat(visits[1].offset) == pytest.approx(expected, rel=1e-6)
 
 
 @given(problems, perturbations)

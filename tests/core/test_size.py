@@ -11,17 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from family_reference import Reference
-from gasam import (
-    SCALES,
-    FreeLB,
-    Perturbation,
-    SharpBackward,
-    asam,
-    ga_sam,
-    layer_sam,
-    multi_step_defense,
-    sam,
-)
+from gasam import SCALES, FreeLB, Perturbation, SharpBackward, asam, ga_sam, layer_sam, multi_step_defense, sam
 from problems import ENTRIES, GRANULARITIES, TEN_WALKS, batch, function_of, gradient_of, loss_of, network, shapes_of
 from tolerances import EXACT, error, flat, same_bits
 

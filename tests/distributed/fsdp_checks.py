@@ -9,32 +9,17 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
-from several import (
-    assert_others_give_up,
-    assert_schedule_follows_the_joint_loss,
-    assert_walk_has_its_weight,
-    bits_agree,
-    joint,
-    local,
-    mesh,
-    own,
-    part,
-    reference_fold,
-    reference_walk,
-    shard,
-    whole,
-)
+from several import bits_agree, joint, local, mesh, own, part, reference_fold, reference_walk, shard, whole
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gasam import SCALES, Perturbation, SharpBackward, SharpnessAware, ga_sam, sam
+from gasam import SCALES, Perturbation, SharpBackward, ga_sam, sam
 from gasam.analysis import displaced
-from problems import GRANULARITIES, TEN_WALKS, closure_of, network
+from problems import GRANULARITIES, TEN_WALKS, network
 from tolerances import EXACT, error, flat, same_bits
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -130,14 +115,6 @@ def test_displaced_holds_the_offset():
     assert same_bits(whole(parameters), home)
 
 
-def test_closures():
-    model, (x, y), walk = shard(), own(), ga_sam(0.2, norm=2.0, steps=2)
-    optimizer = SharpnessAware(torch.optim.SGD(model.parameters(), lr=1.0), walk)
-    before = flat(whole(model.parameters()))
-    optimizer.step(closure_of(lambda: cross_entropy(model(x), y)))
-    assert error(before - flat(whole(model.parameters())), reference_fold(joint(), walk)) < EXACT
-
-
 def test_mixed_precision_policy():
     """The walk is in float32 over weights that are gathered in bfloat16: passes at the rounded points."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -222,16 +199,3 @@ def test_what_can_not_be_right_is_refused_by_name():
     weight = nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh(), [Shard(1)]))
     with pytest.raises(TypeError, match=r"'some.weight' is a DTensor placed as \(Shard\(dim=1\),\)"):
         SharpBackward([("some.weight", weight)], ga_sam(0.3))
-
-
-def test_schedule_follows_the_mean_loss_of_all_workers():
-    assert_schedule_follows_the_joint_loss(shard())
-
-
-def test_walk_on_every_third_step_has_its_weight_and_its_passes():
-    model = shard()
-    assert_walk_has_its_weight(model, lambda: whole(p.grad for p in sharded(model).parameters()))
-
-
-def test_no_process_waits_for_ever_for_one_that_failed():
-    assert_others_give_up(lambda group: fully_shard(network(), mesh=DeviceMesh.from_group(group, "cpu")))

@@ -1,8 +1,6 @@
 """Friendly-SAM: SAM that climbs the noise of the batch instead of its gradient."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from gasam.family import Kept, Method, Tensors, add
@@ -14,10 +12,6 @@ class FriendlySAM(Method):
     sigma: float
     decay: float
     only_steps = 1
-
-    def __post_init__(self) -> None:
-        check_at_least_zero("sigma", self.sigma)
-        check_at_least_zero("decay", self.decay, below=1)
 
     def direction(self, g: Tensors, kept: Kept) -> Tensors:
         """g_0 - sigma m,  m <- decay m + (1 - decay) g_0"""
@@ -37,4 +31,6 @@ def friendly_sam(
         sigma: The share of the running mean that is removed. 0 means SAM.
         decay: lambda, the decay of the running mean.
     """
-    return replace(sam(epsilon, norm, **options), method=FriendlySAM(sigma, decay))
+    check_at_least_zero("sigma", sigma)
+    check_at_least_zero("decay", decay, below=1)
+    return sam(epsilon, norm, method=FriendlySAM(sigma, decay), **options)

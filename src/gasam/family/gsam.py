@@ -1,8 +1,6 @@
 """GSAM: SAM without the part of the clean gradient that is orthogonal to SAM's."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from gasam.family import Kept, Method, Tensors, add, dot, inverse, scaled
@@ -12,9 +10,6 @@ from gasam.perturbation import Perturbation, check_at_least_zero, sam
 @dataclass(frozen=True)
 class GSAM(Method):
     alpha: float
-
-    def __post_init__(self) -> None:
-        check_at_least_zero("alpha", self.alpha)
 
     def fold(self, gradients: list[Any], kept: Kept, strength: float) -> Tensors:
         """g_1 - alpha (g_0 - (g_0.g_1 / g_1.g_1) g_1)"""
@@ -27,11 +22,11 @@ def gsam(epsilon: float | None = None, norm: float = 2.0, *, alpha: float = 0.4,
     """GSAM: SAM minus a share of the component of the clean gradient that is orthogonal to SAM's gradient.
 
     Zhuang et al., "Surrogate Gap Minimization Improves Sharpness-Aware Training", ICLR 2022, Algorithm 1: the gradient
-    is g_1 - alpha (g_0 - (g_0.g_1 / g_1.g_1) g_1), over all parameters, where g_1 is the gradient of the last pass. The
-    paper lets the radius follow the learning rate; give a schedule for that. Can't be used with `per_worker`.
+    is g_1 - alpha (g_0 - (g_0.g_1 / g_1.g_1) g_1), where g_1 is the gradient of the last pass. The paper's radius
+    follows the learning rate; give a schedule for that. Can't be used with `per_worker`.
 
     Args:
-        alpha: Weight of the surrogate gap L(w + a) - L(w), which the orthogonal component lowers. 0 means SAM. The
-            paper searches from 0.01 to 0.4.
+        alpha: Weight of the surrogate gap L(w + a) - L(w). 0 means SAM. The paper searches from 0.01 to 0.4.
     """
-    return replace(sam(epsilon, norm, **options), method=GSAM(alpha))
+    check_at_least_zero("alpha", alpha)
+    return sam(epsilon, norm, method=GSAM(alpha), **options)

@@ -1,8 +1,6 @@
 """LookSAM: SAM on every k-th step, whose orthogonal component is used again in the steps between."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from gasam.family import Kept, Method, Tensors, add, dot, inverse
@@ -18,9 +16,6 @@ class LookSAM(Method):
     only_steps = 1
     usual_schedule = Schedule(every=5, weight=1)
 
-    def __post_init__(self) -> None:
-        check_at_least_zero("alpha", self.alpha)
-
     def fold(self, gradients: list[Any], kept: Kept, strength: float) -> Tensors:
         """In a walk g_1, and keep g_1 - (g_0.g_1 / g_0.g_0) g_0; between walks g_0 + alpha |g_0| / |g_v| g_v"""
         g_0, g_1 = gradients
@@ -35,12 +30,12 @@ def look_sam(epsilon: float | None = None, norm: float = 2.0, *, alpha: float = 
     """LookSAM: SAM on every k-th step, and its kept orthogonal component in the steps between.
 
     Liu et al., "Towards Efficient and Scalable Sharpness-Aware Minimization", CVPR 2022, Algorithm 1, over all
-    parameters at once. A step with a walk uses g_1 and keeps g_v, the component of g_1 that is orthogonal to g_0; the
-    steps between use g_0 + alpha |g_0| / |g_v| g_v. Without a schedule k is 5; for another k give `Schedule(every=k,
-    weight=1)`. Can't be used with `per_worker`.
+    parameters at once: a walk keeps g_v, the component of its gradient that is orthogonal to g_0, and the steps between
+    use g_0 + alpha |g_0| / |g_v| g_v. By default k is 5; for another one give `Schedule(every=k, weight=1)`. Can't be
+    used with `per_worker`.
 
     Args:
-        alpha: Length of the kept component in the steps between, relative to the gradient. The schedule's strength
-            multiplies it.
+        alpha: Length of the kept component relative to the gradient, times the schedule's strength.
     """
-    return replace(sam(epsilon, norm, **options), method=LookSAM(alpha))
+    check_at_least_zero("alpha", alpha)
+    return sam(epsilon, norm, method=LookSAM(alpha), **options)

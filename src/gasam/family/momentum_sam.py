@@ -1,12 +1,9 @@
 """Momentum-SAM: SAM in one pass a step, along a moving average of earlier gradients."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
-from gasam.family import Kept, Method, Tensors
-from gasam.family import norm as norm_of
+from gasam.family import Kept, Method, Tensors, dot
 from gasam.perturbation import Perturbation, check_at_least_zero, sam
 
 
@@ -33,8 +30,8 @@ class MovingAverage(Method):
 
     def learn(self, g: Tensors, kept: Kept) -> None:
         """m <- decay m + (1 - decay) g, and g in the first step that is finite"""
-        length = norm_of(kept["average"])
-        kept.mix("average", self.decay * (length > 0).to(length), g)
+        squares = dot(kept["average"], kept["average"])
+        kept.mix("average", self.decay * (squares > 0).to(squares), g)
 
 
 def momentum_sam(
@@ -48,4 +45,4 @@ def momentum_sam(
     Args:
         decay: How slowly earlier gradients fade.
     """
-    return sam(epsilon, norm, **{"method": MovingAverage(decay)} | options)
+    return sam(epsilon, norm, method=MovingAverage(decay), **options)

@@ -1,13 +1,11 @@
 """Random offsets: the loss at random weights nearby, in one pass a step."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any
 
 from gasam.family import Kept, Method, Noise
-from gasam.perturbation import Perturbation
+from gasam.perturbation import Perturbation, preset
 
 
 @dataclass(frozen=True)
@@ -28,11 +26,11 @@ def random_offsets(
     """One pass a step at w + a, where a is random.
 
     With the default norm each weight of tensor i moves by plus or minus epsilon rms(w_i), so that epsilon is
-    |a_i| / |w_i|. Use it if weights will be disturbed at random, for example rounded to few bits, and as
-    the control of every walk with a direction. Needs no memory beside w + a.
+    |a_i| / |w_i|. Use it if weights will be disturbed at random, for example rounded to few bits, and as the control of
+    every walk with a direction. Needs no memory beside w + a.
 
     Args:
         seed: The offsets depend on it and on the number of the optimizer step.
     """
-    preset: dict[str, Any] = {"scale": "weight_rms", "risk": "final", "method": RandomDirection(seed)}
-    return Perturbation(epsilon=epsilon, norm=norm, **preset | options)
+    method = RandomDirection(seed)
+    return preset(options, epsilon=epsilon, norm=norm, scale="weight_rms", risk="final", method=method)

@@ -1,7 +1,5 @@
 """SAM-ON: SAM whose walk moves the normalisation layers only."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
