@@ -143,7 +143,7 @@ class TestDetail:
 
         walk = ga_sam(0.01, norm=2.0, granularity=granularity)
         trace, _ = through_backward(model, walk, loss=loss, detailed=True)
-        ratios = dict(zip(trace.groups.labels, trace.groups.ratios.tolist(), strict=True))
+        ratios = dict(zip(trace.groups.labels, trace.groups.ratios().tolist(), strict=True))
         assert list(ratios) == labels
         if granularity == "layer":
             expected = [((moved - home).norm() / home.norm()).item() for home, moved in zip(*places, strict=True)]
