@@ -105,7 +105,7 @@ class Trace:
     ascent_loss: Tensor | None = None
     passes: int = 1
     sampled: Trace | None = None  # of the last measured walk, if this one was not measured
-    too_steep: bool = False  # whether the last 20 measured walks were; one may be because of its dropout masks
+    too_steep: bool = False  # whether the last 20 measured walks were
 
     @property
     def norms(self) -> list[Tensor]:
@@ -125,7 +125,7 @@ class Trace:
 
     @property
     def not_finite(self) -> Tensor:
-        return ~torch.as_tensor(self.finite, device=self.losses[0].device)
+        return ~torch.as_tensor(self.finite)
 
     @property
     def climbed(self) -> Tensor:
@@ -141,18 +141,11 @@ class Trace:
         """One sentence: fine, waiting, between walks, too small, too large, not finite, or why nothing moved."""
         if self.plain is not None:
             return self.plain
-        if self.not_finite:
-            return NOT_FINITE
-        if not self.climbed:
-            return NO_MOVE
-        if self.sampled is not None:
-            return f"{self.sampled.verdict()} (measured in step {self.sampled.step})"
-        if self.groups is None:
-            return "fine"
-        for finding, is_true in zip(CURES, self.findings(self.groups).tolist(), strict=True):
-            if self.too_steep if finding == TOO_STEEP else is_true:
-                return finding.format(*self.groups.largest_ratio())
-        return "fine"
+        # One walk may be steep because of its dropout masks; it is a fact if 20 are.
+        for finding, is_true in (self.findings() | {TOO_STEEP: self.too_steep}).items():
+            if is_true:
+                return finding if self.groups is None else finding.format(*self.groups.largest_ratio())
+        return "fine" if self.sampled is None else f"{self.sampled.verdict()} (measured in step {self.sampled.step})"
 
     def metrics(self) -> dict[str, float]:
         """Plain numbers for loggers: of the last measured walk and its step, or of a plain pass.
@@ -184,20 +177,22 @@ class Trace:
         groups = (self.sampled or self).groups
         return text if groups is None else f"{text} in {groups.largest_ratio()[0]}{groups.table()}"
 
-    def findings(self, groups: Measured) -> Tensor:
-        """Whether each of CURES' keys is true of this walk; on the device."""
-        climbed, loss = self.climbed, self.losses[0]
-        rounding = self._of_mean(loss).abs() * torch.finfo(loss.dtype).eps
-        predicted = groups.predicted_rise.to(rounding)
-        too_small = predicted < rounding
-        wrong = (
-            (groups.ratios(1.0) > 1).any(),  # with 0.01, as in the cap, every bias near zero would count
-            # Close to a minimum the prediction vanishes, and the cap limits the walk in all groups.
-            ~groups.capped.all() & (self.rise > 10 * torch.maximum(predicted, rounding)),
-            too_small,
-            ~too_small & (self.sharpness == 0),
-        )
-        return torch.stack([self.not_finite, *(climbed & each.to(climbed) for each in wrong)])
+    def findings(self) -> dict[str, Any]:
+        """Whether each of these sentences is true of this walk alone; on the device of the weights."""
+        climbed, loss, groups = self.climbed, self.losses[0], self.groups
+        found = {NOT_FINITE: self.not_finite, NO_MOVE: ~climbed}
+        if groups is None:
+            return found
+        rounding = self._of_mean(loss).abs().to(climbed.device) * torch.finfo(loss.dtype).eps
+        predicted, rise = groups.predicted_rise.to(rounding), self.rise.to(rounding)
+        # Close to a minimum the prediction vanishes, and the cap limits the walk in all groups.
+        too_steep = ~groups.capped.all() & (rise > 10 * torch.maximum(predicted, rounding))
+        return found | {
+            TOO_FAR: climbed & (groups.ratios(1.0) > 1).any(),  # with 0.01 every bias near zero would count
+            TOO_STEEP: climbed & too_steep,
+            TOO_SMALL: climbed & (predicted < rounding),
+            UNSEEN: climbed & ~(predicted < rounding) & (self.sharpness == 0).to(climbed),
+        }
 
     def _of_mean(self, loss: Tensor) -> Tensor:
         return loss / (math.nan if self.loss_scale is None else self.loss_scale)
@@ -229,7 +224,8 @@ class Watch:
         if trace.groups is None:
             trace.sampled = self.last
             return
-        self._found.append(trace.findings(trace.groups))
+        found = trace.findings()
+        self._found.append(torch.stack([found[finding] for finding in CURES]))
         if len(self._found) == SAMPLED:
             counts, self._found = torch.stack(self._found).sum(0), []
             self._counts = counts.to("cpu", non_blocking=True)
