@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -21,8 +22,8 @@ from gasam.walk import shrinkage, steepest_ascent
 class FreeLB:
     """Replaces `loss.backward()`: runs K+1 passes with adversarial noise on embeddings, and adds their mean gradient.
 
-    Call it like SharpBackward; `enabled` and `last` have the same meaning. K ascent steps change the noise; the weights
-    do not move. After a failed pass, `.grad` still contains the gradients of the passes before it.
+    Call it like SharpBackward; `enabled` and `last` have the same meaning. The weights do not move. After a failed
+    pass, `.grad` still contains the gradients of the passes before it.
 
     Args:
         embeddings: The embedding, or several, whose outputs get noise.
@@ -70,28 +71,26 @@ class FreeLB:
         finite, returned = torch.tensor(True), None
         for k in range(steps + 1):
             with self.around(k, k == steps):
-                loss, result = self._noisy_pass(function, noises, is_first=k == 0)
+                loss, result = self._noisy_pass(function, noises)
             returned = result if k == 0 else returned
             losses.append(loss.detach().reshape(()))
-            norms.append(torch.stack([noise.detach().square().sum() for noise in noises]).sum().sqrt())
+            norms.append(nn.utils.get_total_norm(noises))
             finite = finite.to(loss.device) & losses[-1].isfinite()
             if k < steps:
                 finite = self._climb(noises, finite)
-        self.last = Trace(losses, passes=steps + 1, offsets=[norm.reshape(1) for norm in norms], finite=finite)
+        self.last = Trace(losses, passes=steps + 1, offsets=norms, finite=finite)
         return returned
 
-    def _noisy_pass(self, function: Callable[[], Any], noises: list[Tensor], *, is_first: bool) -> tuple[Tensor, Any]:
+    def _noisy_pass(self, function: Callable[[], Any], noises: list[Tensor]) -> tuple[Tensor, Any]:
         """Add noise to each call of an embedding. The first pass creates it; later passes use it in the same order."""
-        in_forward, calls = True, 0
+        is_first, in_forward, calls = not noises, True, 0
 
         def add(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
             nonlocal calls
             if not torch.is_grad_enabled():
                 return None
             if not in_forward:
-                raise RuntimeError(
-                    "FreeLB's embeddings were called again by activation checkpointing: move them out of it"
-                )
+                raise RuntimeError("activation checkpointing called FreeLB's embeddings again: move them out of it")
             if is_first:
                 noises.append(torch.zeros_like(output, dtype=wide(output.dtype), requires_grad=True))
             if calls >= len(noises) or noises[calls].shape != output.shape:
@@ -104,8 +103,9 @@ class FreeLB:
                 noise = noise * (args[0] if args else kwargs["input"]).ne(padding).unsqueeze(-1)
             return output + noise.to(output.dtype)
 
-        handles = [module.register_forward_hook(add, with_kwargs=True) for module in self.embeddings]
-        try:
+        with ExitStack() as hooks:
+            for module in self.embeddings:
+                hooks.enter_context(module.register_forward_hook(add, with_kwargs=True))
             loss, result = call(function)
             in_forward = False  # later calls come from activation checkpointing in the backward pass
             if not noises:
@@ -114,9 +114,6 @@ class FreeLB:
                     "the model uses; if torch.compile ran the model before, call torch.compiler.reset()"
                 )
             back(loss, self.backward, 1 / (self.perturbation.steps + 1))
-        finally:
-            for handle in handles:
-                handle.remove()
         return loss, result
 
     @torch.no_grad()

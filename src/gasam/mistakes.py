@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dis import get_instructions
+from functools import partial
 from inspect import getclosurevars
 from io import IOBase
 from itertools import count
@@ -17,19 +18,21 @@ from torch import Tensor
 from gasam.passes import loss_in
 from gasam.torch_private import factors_of_product, updates_running_statistics
 
+_warn = partial(warnings.warn, stacklevel=3)
+
 
 def look_at_function(function: Callable[[], Any]) -> None:
     """Warn if the function takes its batch from an iterator, or overwrites a variable that it reads first."""
     for name, (value, uses) in _outer_variables(function).items():
         if isinstance(value, Iterator) and not isinstance(value, IOBase):
             _warn(
-                f"the loss function uses the iterator {name!r}, so each of the K+1 passes would take another batch: "
-                "call next() before the loss function, and use the batch inside"
+                f"the loss function uses the iterator {name!r}, so each pass would take another batch: call next() "
+                "before the function, and use the batch inside"
             )
         elif uses[0] == "LOAD" and "STORE" in uses and not isinstance(value, int | None):  # not a counter or a cache
             _warn(
-                f"the loss function reads and overwrites {name!r}, so each of the K+1 passes would start from the "
-                f"result of the previous one: return it, as in (loss, {name}), and assign it after the call"
+                f"the loss function reads and overwrites {name!r}, so each pass would start from the result of the "
+                f"previous one: return it, as in (loss, {name}), and assign it after the call"
             )
 
 
@@ -46,9 +49,8 @@ def checked_once(function: Callable[[], Any], gradient_scale: object) -> Callabl
         if next(passes) == 0 and isinstance(loss, Tensor):
             if earlier and (found := earlier.intersection(_nodes(loss))):
                 raise RuntimeError(
-                    f"the loss function uses a result ({found.pop().name()}) that was computed before it was called, "
-                    "and that can't be computed again with other weights: compute everything inside the function, as "
-                    "in sharp(lambda: loss_function(model(x), y))"
+                    f"the loss function uses a result ({found.pop().name()}) that was computed before it was called: "
+                    "compute everything inside the function, as in sharp(lambda: loss_function(model(x), y))"
                 )
             if gradient_scale == 1.0:
                 _look_at_scale(loss.grad_fn)
@@ -70,9 +72,8 @@ def warn_of_gradients(parameters: Iterable[Tensor]) -> None:
     """Warn if there are gradients before the first micro-batch of a step from whose gradient a method learns."""
     if any(parameter.grad is not None for parameter in parameters):
         _warn(
-            "a moving average learns from the gradient of an optimizer step, and `.grad` is not empty before its first "
-            "call: call zero_grad after each step, and give `accumulation` or begin_step(step, last=False) if several "
-            "calls make a step"
+            "a moving average learns from the gradient of a step, and `.grad` is not empty before it: call zero_grad "
+            "after each step, and give `accumulation` or begin_step(step, last=False) if several calls make a step"
         )
 
 
@@ -82,9 +83,8 @@ def _look_at_scale(node: Any) -> None:
         is_number = factor.numel() == 1 and factor.dtype == torch.float32 and not factor.requires_grad
         if is_number and factor >= 256 and factor.log2().frac() == 0:
             _warn(
-                f"the loss function multiplies its loss by {float(factor):g}, as GradScaler.scale does, and this "
-                "changes the walk: return the unscaled loss, and give "
-                "backward=lambda loss: scaler.scale(loss).backward()"
+                f"the loss function multiplies its loss by {float(factor):g}, as GradScaler.scale does: return the "
+                "unscaled loss, and give backward=lambda loss: scaler.scale(loss).backward()"
             )
 
 
@@ -112,7 +112,3 @@ def _outer_variables(function: object) -> dict[str, tuple[Any, list[str]]]:
         if how in ("LOAD", "STORE") and where in ("DEREF", "GLOBAL") and instruction.argval in known:
             found.setdefault(instruction.argval, (known[instruction.argval], []))[1].append(how)
     return found
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=4)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,15 +17,14 @@ from gasam.schedule import Clock
 from gasam.trace import Watch
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """Walks of one size: means over all batches, and the lowest cosine in any batch."""
 
     size: float  # epsilon or budget
     predicted: float  # first-order rise of the mean loss
     measured: float  # measured rise of the mean loss
     ratio: float  # |a|/|w|
-    lowest_cosine: float  # between the clean and the displaced gradient of a group; of rounding noise it says nothing
+    lowest_cosine: float  # between the clean and the displaced gradient of a group
     lowest: str  # the group with the lowest cosine
 
 
@@ -41,9 +40,7 @@ class RangeTest:
 
     def __str__(self) -> str:
         lines = [f"{self.unit:>10}  predicted   measured    |a|/|w|  lowest cosine  of the group"]
-        for row in self.rows:
-            numbers = f"{row.size:10.3g} {row.predicted:10.3g} {row.measured:10.3g} {row.ratio:10.3g}"
-            lines.append(f"{numbers} {row.lowest_cosine:14.3f}  {row.lowest}")
+        lines += ["{:10.3g} {:10.3g} {:10.3g} {:10.3g} {:14.3f}  {}".format(*row) for row in self.rows]
         return "\n".join(lines)
 
 
@@ -63,8 +60,7 @@ def range_test(
         sharp: Its perturbation is tested, at full strength. Its cap applies; give a large one to see more.
         loss_function: A function from a batch to the loss.
         batches: Batches of training data; one to four are enough.
-        sizes: The values of epsilon or budget to test, in the unit of the perturbation. By default 12 sizes from 1/64
-            to 32 times the perturbation's size.
+        sizes: Values of epsilon or budget. By default 12 from 1/64 to 32 times the perturbation's size.
     """
     plan, batches, rows, probe = sharp.perturbation, list(batches), list[Row](), copy.copy(sharp)
     sizes = [plan.size * 2.0**k for k in range(-6, 6)] if sizes is None else sorted(sizes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,14 +17,9 @@ WAITING = "waiting: one plain pass, because the schedule's strength is 0"
 LEARNING = "waiting: one plain pass, because no gradient has been seen yet"
 BETWEEN = "between walks: one plain pass"
 NO_MOVE = "did not move: the gradient, the scale or all weights are zero"
-SAMPLED = 20
-"""The first walks are measured in full, and then one in as many. A warning judges as many measured walks together."""
-MANY_TIMES = 10.0
-"""A walk is too large if the measured rise is more than this many times the predicted one."""
-
 NOT_FINITE = "not finite: a loss, gradient or scale was NaN or infinite"
 TOO_FAR = "too large: {} moved by {:.2g} times its norm"
-TOO_STEEP = f"too large: the loss rises by more than {MANY_TIMES:g} times what was predicted"
+TOO_STEEP = "too large: the loss rises by more than 10 times what was predicted"
 TOO_SMALL = "too small to matter: the predicted rise is below the rounding of the loss"
 UNSEEN = "without effect: the weights moved, and the loss did not change by one bit"
 SMALLER = "give a cap and Schedule(progress=0.2), as in recommended(2), or a smaller epsilon or budget"
@@ -36,9 +30,8 @@ CURES = {
     TOO_SMALL: "give a larger budget or epsilon",
     UNSEEN: "if the model reads its weights by another name, such as a view of a flat buffer, give in_place=True",
 }
-"""What may be wrong with a walk, with places for the name and the ratio of the group that moved furthest."""
-ENOUGH = {NOT_FINITE: 11, TOO_FAR: 5}
-"""If so many of 20 measured walks show it, the user is warned; of the others all, because chance may explain one."""
+SAMPLED = 20  # the first walks are measured, and then one in as many; a warning judges as many measured walks together
+ENOUGH = {NOT_FINITE: 11, TOO_FAR: 5}  # so many of them for a warning; of other findings all, as chance may explain one
 
 
 @dataclass(eq=False, repr=False)
@@ -53,33 +46,30 @@ class Measured:
     weights: Tensor  # |w_i|
     sizes: Tensor  # n_i
     capped: Tensor  # whether the cap limited the offset
-    predicted_rise: Tensor  # first-order rise of the mean loss in the first step
+    predicted_rise: Tensor  # first-order rise of the mean loss in the first step; NaN for noise
     gradient_norms: Tensor | None = None  # |g_0,i|
     gradient_ratios: Tensor | None = None  # |g_K,i| / |g_0,i|
     cosines: Tensor | None = None  # between the clean and the last gradient
 
-    def relative(self, least: float) -> Tensor:
-        """|a_i| / max(|w_i|, least sqrt(n_i) rms(w))."""
+    def ratios(self, least: float = SMALLEST_WEIGHTS) -> Tensor:
+        """|a_i| / max(|w_i|, least sqrt(n_i) rms(w)); by default of weights close to zero as in the cap."""
         rms_weight = (self.weights.square().sum() / self.sizes.sum().clamp(min=1)).sqrt()
         return self.offsets / torch.maximum(self.weights, least * self.sizes.sqrt() * rms_weight)
 
-    @property
-    def ratios(self) -> Tensor:
-        """|a_i| / |w_i|; of weights close to zero as in the cap."""
-        return self.relative(SMALLEST_WEIGHTS)
-
     def largest_ratio(self) -> tuple[str, float]:
         """The name of the group with the largest ratio, and this ratio."""
-        ratios = self.ratios.nan_to_num(0.0, posinf=0.0).tolist()
+        ratios = self.ratios().nan_to_num(0.0, posinf=0.0).tolist()
         return max(zip(self.labels, ratios, strict=True), key=lambda each: each[1], default=("no group", 0.0))
 
     def table(self) -> str:
-        """A row for each group of a detailed walk."""
-        lines = ["       |a|    |a|/|w|  cosine  |g'|/|g|  (of the last and the clean gradient)"]
-        columns = self.offsets, self.ratios, self.cosines, self.gradient_ratios
-        for label, *numbers in zip(self.labels, *(c.tolist() for c in columns if c is not None), strict=True):
-            lines.append("{:10.3e} {:10.3e} {:7.3f} {:8.3f}  {}".format(*numbers, label))
-        return "\n".join(lines)
+        """A row for each group of a detailed walk; nothing for other walks."""
+        if self.cosines is None or self.gradient_ratios is None:
+            return ""
+        text = "\n       |a|    |a|/|w|  cosine  |g'|/|g|  (of the last and the clean gradient)"
+        columns = self.offsets, self.ratios(), self.cosines, self.gradient_ratios
+        for label, *row in zip(self.labels, *(column.tolist() for column in columns), strict=True):
+            text += "\n{:10.3e} {:10.3e} {:7.3f} {:8.3f}  {}".format(*row, label)
+        return text
 
 
 @dataclass(eq=False, repr=False)
@@ -117,10 +107,10 @@ class Trace:
     sampled: Trace | None = None  # of the last measured walk, if this one was not measured
     too_steep: bool = False  # whether the last 20 measured walks were
 
-    @cached_property
+    @property
     def norms(self) -> list[Tensor]:
         """|a_k|_2 for each of the losses."""
-        norms = [offsets.square().sum().sqrt() for offsets in self.offsets][-len(self.losses) :]
+        norms = [offsets.norm() for offsets in self.offsets[-len(self.losses) :]]
         return [torch.zeros_like((norms or self.losses)[0])] * (len(self.losses) - len(norms)) + norms
 
     @property
@@ -134,100 +124,88 @@ class Trace:
         return self._of_mean(self.losses[:2][-1] - self.losses[0] + (math.nan if self.first else 0.0))
 
     @property
+    def not_finite(self) -> Tensor:
+        return ~torch.as_tensor(self.finite)
+
+    @property
     def climbed(self) -> Tensor:
         """Whether the weights moved and everything was finite."""
         return ~self.not_finite & (self.norms[-1] > 0)
-
-    @property
-    def not_finite(self) -> Tensor:
-        return ~torch.as_tensor(self.finite, device=self.losses[0].device)
 
     @property
     def between_walks(self) -> bool:
         """Whether the schedule's `every` skipped the walk of this step."""
         return self.plain == BETWEEN
 
-    def findings(self, groups: Measured) -> Tensor:
-        """Whether each of CURES' keys is true of this walk; on the device."""
-        climbed, rounding = self.climbed, self._of_mean(self.losses[0]).abs() * torch.finfo(self.losses[0].dtype).eps
-        predicted = groups.predicted_rise.to(rounding)
-        too_small = predicted < rounding
-        # A walk that the cap limits in all groups is not too steep: close to a minimum the prediction vanishes.
-        too_steep = ~groups.capped.all() & (self.rise > MANY_TIMES * torch.maximum(predicted, rounding))
-        unseen = ~too_small & (self.sharpness == 0)
-        too_far = (groups.relative(1.0) > 1).any()  # with 0.01, as in the cap, every bias near zero would count
-        wrong = too_far, too_steep, too_small, unseen
-        return torch.stack([self.not_finite, *(climbed & each.to(climbed) for each in wrong)])
-
     def verdict(self) -> str:
         """One sentence: fine, waiting, between walks, too small, too large, not finite, or why nothing moved."""
         if self.plain is not None:
             return self.plain
-        if self.not_finite:
-            return NOT_FINITE
-        if not self.climbed:
-            return NO_MOVE
-        if self.sampled is not None:
-            return f"{self.sampled.verdict()} (measured in step {self.sampled.step})"
-        if self.groups is None:
-            return "fine"
-        for finding, is_true in zip(CURES, self.findings(self.groups).tolist(), strict=True):
-            # One walk may be steep because of its dropout masks. It is a fact if all are.
-            if self.too_steep if finding == TOO_STEEP else is_true:
-                return finding.format(*self.groups.largest_ratio())
-        return "fine"
-
-    def _of_mean(self, loss: Tensor) -> Tensor:
-        return loss / (math.nan if self.loss_scale is None else self.loss_scale)
+        # One walk may be steep because of its dropout masks; it is a fact if 20 are.
+        for finding, is_true in (self.findings() | {TOO_STEEP: self.too_steep}).items():
+            if is_true:
+                return finding if self.groups is None else finding.format(*self.groups.largest_ratio())
+        return "fine" if self.sampled is None else f"{self.sampled.verdict()} (measured in step {self.sampled.step})"
 
     def metrics(self) -> dict[str, float]:
-        """Plain numbers of the last measured walk and its step, for loggers. Reading them synchronises.
+        """Plain numbers for loggers: of the last measured walk and its step, or of a plain pass.
 
-        `loss` and `sharpness` are in units of the loss function; `rise` and `predicted_rise` are in units of the mean
-        loss. A plain pass has numbers of its own, without those that are measured.
+        `loss` and `sharpness` have the unit of the loss function, `rise` and `predicted_rise` that of the mean loss.
         """
         if self.sampled is not None:
             return self.sampled.metrics()
         numbers: dict[str, Any] = {
             "step": self.step,
             "loss": self.losses[0],
-            "sharpness": self.sharpness,
+            "sharpness": None if self.first else self.sharpness,
             "perturbation_norm": self.norms[-1],
             "strength": self.strength,
-            "rise": self.rise,
+            "rise": None if self.first else self.rise,
+            "ascent_loss": self.ascent_loss,
         }
-        if self.first:
-            del numbers["sharpness"], numbers["rise"]
-        if self.ascent_loss is not None:
-            numbers["ascent_loss"] = self.ascent_loss
         if (groups := self.groups) is not None:
-            numbers |= {} if groups.predicted_rise.isnan() else {"predicted_rise": groups.predicted_rise}
             numbers |= {
-                "perturbation_ratio": groups.offsets.norm() / groups.weights.norm().clamp(min=1e-30),
+                "predicted_rise": None if groups.predicted_rise.isnan() else groups.predicted_rise,
+                "perturbation_ratio": self.norms[-1] / groups.weights.norm().clamp(min=1e-30),
                 "capped": groups.capped.double().mean(),
                 "largest_ratio": groups.largest_ratio()[1],
             }
-        return {name: float(number) for name, number in numbers.items()}
+        return {name: float(number) for name, number in numbers.items() if number is not None}
 
     def __repr__(self) -> str:
         text = f"{self.verdict()}; " + ", ".join(f"{name} {value:.4g}" for name, value in self.metrics().items())
-        if (groups := (self.sampled or self).groups) is not None:
-            text += f" in {groups.largest_ratio()[0]}"
-            text += "" if groups.cosines is None else f"\n{groups.table()}"
-        return text
+        groups = (self.sampled or self).groups
+        return text if groups is None else f"{text} in {groups.largest_ratio()[0]}{groups.table()}"
+
+    def findings(self) -> dict[str, Any]:
+        """Whether each of these sentences is true of this walk alone; on the device of the weights."""
+        climbed, loss, groups = self.climbed, self.losses[0], self.groups
+        found = {NOT_FINITE: self.not_finite, NO_MOVE: ~climbed}
+        if groups is None:
+            return found
+        rounding = self._of_mean(loss).abs().to(climbed.device) * torch.finfo(loss.dtype).eps
+        predicted, rise = groups.predicted_rise.to(rounding), self.rise.to(rounding)
+        # Close to a minimum the prediction vanishes, and the cap limits the walk in all groups.
+        too_steep = ~groups.capped.all() & (rise > 10 * torch.maximum(predicted, rounding))
+        return found | {
+            TOO_FAR: climbed & (groups.ratios(1.0) > 1).any(),  # with 0.01 every bias near zero would count
+            TOO_STEEP: climbed & too_steep,
+            TOO_SMALL: climbed & (predicted < rounding),
+            UNSEEN: climbed & ~(predicted < rounding) & (self.sharpness == 0).to(climbed),
+        }
+
+    def _of_mean(self, loss: Tensor) -> Tensor:
+        return loss / (math.nan if self.loss_scale is None else self.loss_scale)
 
 
 class Watch:
-    """Counts what is wrong with the measured walks of a run, 20 at a time, and warns once if it is enough.
-
-    The counts are copied from the accelerator asynchronously, and read when they have arrived.
-    """
+    """Counts what is wrong with the measured walks of a run, 20 at a time, and warns once if it is enough."""
 
     def __init__(self) -> None:
         self.walks = 0
         self.last: Trace | None = None  # the last measured walk
         self._found: list[Tensor] = []
-        self._counts: Tensor | None = None  # until they are read
+        self._counts: Tensor | None = None  # on their way from the device, until they are read
         self._arrived: torch.Event | None = None
         self._too_steep = self._warned = False
 
@@ -246,7 +224,8 @@ class Watch:
         if trace.groups is None:
             trace.sampled = self.last
             return
-        self._found.append(trace.findings(trace.groups))
+        found = trace.findings()
+        self._found.append(torch.stack([found[finding] for finding in CURES]))
         if len(self._found) == SAMPLED:
             counts, self._found = torch.stack(self._found).sum(0), []
             self._counts = counts.to("cpu", non_blocking=True)

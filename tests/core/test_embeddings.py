@@ -122,8 +122,7 @@ def test_sequence_first_batches_name_their_example_dimension():
 
 def checkpointed(model, use_reentrant):
     start = torch.zeros(3, 4, 5, dtype=torch.float64, requires_grad=True)
-    hidden = checkpoint(lambda z: torch.tanh(model.words(TOKENS) + z), start, use_reentrant=use_reentrant)
-    return cross_entropy(model.out(hidden.mean(1)), LABELS)
+    return checkpoint(lambda z: torch.tanh(model.words(TOKENS) + z), start, use_reentrant=use_reentrant).sum()
 
 
 def failing(model):
@@ -189,5 +188,4 @@ def test_noise_of_the_model_is_shared_and_is_that_of_plain_passes():
     torch.manual_seed(0)
     plain = [torch.rand(5), torch.rand(5)]
     assert torch.equal(after, torch.get_rng_state())
-    assert len(drawn) == 6
-    assert all(torch.equal(each, plain[i // 3]) for i, each in enumerate(drawn))
+    assert torch.equal(torch.stack(drawn), torch.stack(plain).repeat_interleave(3, 0))

@@ -38,6 +38,9 @@ def parts():
     return model, SharpBackward(model, ga_sam(0.1)), *batch()
 
 
+WALK = ga_sam(0.1)
+
+
 class TestLossFunctions:
     @pytest.mark.parametrize("enabled", [True, False])
     def test_what_was_computed_before_is_refused_also_while_the_walk_waits(self, parts, enabled):
@@ -61,35 +64,28 @@ class TestLossFunctions:
         with pytest.raises(RuntimeError, match="compute everything from the inputs inside the function"):
             optimizer.step(lambda: loss.backward() or loss)
 
-    def test_consumed_iterators_are_named(self, parts):
-        model, sharp, *_ = parts
-        batches = iter([batch(seed=i) for i in range(4)])
+    def test_what_would_go_unnoticed_is_named(self, parts):
+        model, sharp, x, y = parts
+        cell, head, hidden = nn.RNNCell(6, 5).double(), nn.Linear(5, 3).double(), torch.zeros(12, 5).double()
+        batches, scaler = iter([batch(seed=i) for i in range(4)]), torch.amp.GradScaler("cpu")
 
-        def loss():
+        def consuming():
             x, y = next(batches)
             return cross_entropy(model(x), y)
 
-        [message] = messages_of(lambda: sharp(loss))
-        assert "'batches'" in message
-        assert "next()" in message
-
-    def test_overwritten_state_is_named(self):
-        cell, head, (x, y) = nn.RNNCell(6, 5).double(), nn.Linear(5, 3).double(), batch()
-        hidden = torch.zeros(12, 5).double()
-
-        def loss():
+        def overwriting():
             nonlocal hidden
             hidden = cell(x, hidden.detach())
             return cross_entropy(head(hidden), y)
 
-        sharp = SharpBackward(nn.ModuleList([cell, head]), ga_sam(0.1))
-        [message] = messages_of(lambda: sharp(loss))
+        [message] = messages_of(lambda: sharp(consuming))
+        assert "'batches'" in message
+        assert "next()" in message
+        sharp = SharpBackward(nn.ModuleList([cell, head]), WALK)
+        [message] = messages_of(lambda: sharp(overwriting))
         assert "overwrites 'hidden'" in message
         assert "(loss, hidden)" in message
-
-    def test_scaler_inside_the_function_is_named(self, parts):
-        model, sharp, x, y = parts
-        scaler = torch.amp.GradScaler("cpu")
+        sharp = SharpBackward(model, WALK)
         [message] = messages_of(lambda: sharp(lambda: scaler.scale(cross_entropy(model(x), y))))
         assert "65536" in message
         assert "GradScaler.scale" in message
@@ -101,41 +97,38 @@ bias = iter([1])
 class TestWhatIsFine:
     """No word about what looks like a mistake and is none."""
 
-    def silent(self, sharp, loss) -> bool:
-        return messages_of(lambda: sharp(loss)) == []
+    def silent(self, model, loss) -> bool:
+        return messages_of(lambda: SharpBackward(model, WALK)(loss)) == []
 
     def test_threads_and_detached_results(self, parts):
         """Autograd counts its nodes for each thread, so their age can't be told from a number."""
-        model, sharp, x, y = parts
+        model, _, x, y = parts
         model(x).sum().backward()
         model.zero_grad()
-        teacher = model(x)
+        teacher, rows = model(x), [x[:6], x[6:]]
         with ThreadPoolExecutor(2) as pool:
-            rows = [x[:6], x[6:]]
             assert self.silent(
-                sharp, lambda: cross_entropy(torch.cat(list(pool.map(model, rows))), y) + teacher.detach().sum()
+                model, lambda: cross_entropy(torch.cat(list(pool.map(model, rows))), y) + teacher.detach().sum()
             )
 
     def test_autocast_around_an_earlier_forward(self):
         model, (x, y) = network(torch.float32), batch(torch.float32)
         with torch.autocast("cpu", torch.bfloat16):
             model(x)
-            assert self.silent(SharpBackward(model, ga_sam(0.1)), lambda: cross_entropy(model(x), y))
+            assert self.silent(model, lambda: cross_entropy(model(x), y))
 
     def test_data_attributes_and_iterables_from_outside(self, parts):
-        model, sharp, x, y = parts
+        model, _, x, y = parts
         x, batches = x * 2, [batch(seed=i) for i in range(4)]
         weights = torch.ones(3, dtype=x.dtype, requires_grad=True)  # a leaf of the caller's own
-        assert self.silent(sharp, lambda: cross_entropy(model(x), y, weight=weights.detach()))
-        sharp = SharpBackward(model, ga_sam(0.1))
-        assert self.silent(sharp, lambda: sum(cross_entropy(model(x), y) for x, y in batches))
-        sharp = SharpBackward(model, ga_sam(0.1))
-        assert self.silent(sharp, lambda: cross_entropy(model(x), y) + model[0].bias.sum())  # not the global `bias`
+        assert self.silent(model, lambda: cross_entropy(model(x), y, weight=weights.detach()))
+        assert self.silent(model, lambda: sum(cross_entropy(model(x), y) for x, y in batches))
+        assert self.silent(model, lambda: cross_entropy(model(x), y) + model[0].bias.sum())  # not the global `bias`
 
     @pytest.mark.parametrize("factor", [0.5, 1024, 1024.0])
     def test_ordinary_factors(self, parts, factor):
-        model, sharp, x, y = parts
-        assert self.silent(sharp, lambda: factor * cross_entropy(model(x), y))
+        model, _, x, y = parts
+        assert self.silent(model, lambda: factor * cross_entropy(model(x), y))
 
 
 BAD_OPTIONS = {
@@ -174,7 +167,6 @@ def scheduled(schedule, walk=None, **options):
 
 
 BY_MODULE = Perturbation(epsilon=0.1, granularity="module")
-WALK = ga_sam(0.1)
 BAD_ARGUMENTS = [
     (lambda: Perturbation(), ValueError, "either an epsilon or a budget, got epsilon=None and budget=None"),
     (lambda: Perturbation(epsilon=0.1, budget=0.1), ValueError, "either an epsilon or a budget, got epsilon=0.1"),

@@ -160,24 +160,22 @@ def test_resumed_training_has_the_same_bits(stop, tmp_path):
     assert same_bits(resumed[0].parameters(), whole[0].parameters())
 
 
-def passes_of(call, sharp, calls):
+def passes_of(sharp, model, calls):
     """How many passes each of these calls takes."""
-    return [call() is not None and len(sharp.last.losses) for _ in range(calls)]
+    loss, found = loss_of(model), []
+    for _ in range(calls):
+        sharp(loss) if isinstance(sharp, SharpBackward) else sharp.step(closure_of(loss))
+        found.append(len(sharp.last.losses))
+    return found
 
 
 def test_optimizer_counts_its_passes_and_keeps_the_schedule():
-    def made(schedule):
-        model = network()
-        base = torch.optim.SGD(model.parameters(), lr=0.1)
-        return base, SharpnessAware(base, ga_sam(0.1, steps=2), model=model, schedule=schedule)
-
-    def passes(optimizer, calls):
-        return passes_of(lambda: optimizer.step(closure_of(loss_of(optimizer.sharp.model))), optimizer, calls)
-
-    (_, optimizer), (_, again), (base, plain) = made(Schedule(every=4)), made(Schedule(every=4)), made(None)
-    assert passes(optimizer, 7) == [3, 1, 1, 1, 3, 1, 1]
-    again.load_state_dict(optimizer.state_dict())
-    assert passes(again, 3) == [1, 3, 1]
+    model, every = network(), Schedule(every=4)
+    base, walk = torch.optim.SGD(model.parameters(), lr=0.1), ga_sam(0.1, steps=2)
+    first, again, plain = (SharpnessAware(base, walk, model=model, schedule=each) for each in (every, every, None))
+    assert passes_of(first, model, 7) == [3, 1, 1, 1, 3, 1, 1]
+    again.load_state_dict(first.state_dict())
+    assert passes_of(again, model, 3) == [1, 3, 1]
     assert plain.state_dict().keys() == base.state_dict().keys()
     with pytest.warns(UserWarning, match="the schedule begins again at step 0"):
         again.load_state_dict(base.state_dict())
@@ -243,8 +241,7 @@ class TestEvery:
         """Over n steps at the same point, the gradients add up to n times the fold with v = n."""
         model, perturbation = network(), ga_sam(0.1, steps=steps)
         sharp = SharpBackward(model, perturbation, schedule=Schedule(every=every, weight=weight))
-        passes = passes_of(lambda: sharp(loss_of(model)), sharp, every)
-        assert passes == [steps + 1] + [1] * (every - 1)
+        assert passes_of(sharp, model, every) == [steps + 1] + [1] * (every - 1)
         clean, folded = expected(perturbation, 0.0), expected(perturbation, 1.0)
         assert error(gradient_of(model), every * clean + (weight or every) * (folded - clean)) < EXACT
 
@@ -266,17 +263,11 @@ class TestEvery:
         assert error(found, clean + 4 * (folded - clean)) < EXACT
 
     def test_micro_batches_of_a_step_walk_together_also_after_a_resume(self):
-        model = network()
-
-        def walks(sharp, calls):
-            return passes_of(lambda: sharp(loss_of(model)), sharp, calls)
-
-        first, resumed = (
-            SharpBackward(model, ga_sam(0.1), schedule=Schedule(every=2), accumulation=3) for _ in range(2)
-        )
-        assert walks(first, 7) == [2, 2, 2, 1, 1, 1, 2]
+        model, options = network(), {"schedule": Schedule(every=2), "accumulation": 3}
+        first, resumed = (SharpBackward(model, ga_sam(0.1), **options) for _ in range(2))
+        assert passes_of(first, model, 7) == [2, 2, 2, 1, 1, 1, 2]
         resumed.load_state_dict(copy.deepcopy(first.state_dict()))
-        assert walks(resumed, 5) == walks(first, 5)
+        assert passes_of(resumed, model, 5) == passes_of(first, model, 5)
 
     @pytest.mark.parametrize("weight", [1.9, 2.0, 2.1])
     def test_a_gradient_of_the_clean_pass_alone_is_never_lost(self, weight):
