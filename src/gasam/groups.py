@@ -95,6 +95,10 @@ class Piece:
             self._buffers[name] = torch.zeros_like(self.target, dtype=self.wide)
         return self._buffers[name]
 
+    def filled(self, numbers: Tensor) -> Tensor:
+        """The numbers of this shape, with zeros where there is no weight."""
+        return numbers
+
     def weights(self) -> Tensor:
         """w. Do not write to it, because it may be the weights themselves."""
         return self.source.to(self.wide)
@@ -121,6 +125,9 @@ class Packed(Piece):
     def load(self) -> None:
         """Copy w."""
         copy_all(self.copies, self._tensors)
+
+    def filled(self, numbers: Tensor) -> Tensor:
+        return self.read(self._views_of(numbers), "numbers")
 
     def _views_of(self, matrix: Tensor) -> list[Tensor]:
         """A view of the matrix for each tensor, with the strides of the tensor."""
@@ -306,7 +313,7 @@ class _Noisy:
             numbers = words.view(torch.int8)[:count]  # bytes take a sixth of the time of floats
             if piece.kind not in memory or memory[piece.kind].numel() < count:
                 memory[piece.kind] = torch.empty(count, device=device, dtype=kind)
-            yield memory[piece.kind][:count].copy_(numbers).add_(0.5).div_(127.5).view(piece.target.shape)
+            yield piece.filled(memory[piece.kind][:count].copy_(numbers).add_(0.5).div_(127.5).view(piece.target.shape))
 
 
 def by_rows(tensor: Tensor, granularity: str) -> bool:

@@ -46,7 +46,7 @@ class Measured:
     weights: Tensor  # |w_i|
     sizes: Tensor  # n_i
     capped: Tensor  # whether the cap limited the offset
-    predicted_rise: Tensor  # first-order rise of the mean loss in the first step; NaN for noise
+    predicted_rise: Tensor  # first-order rise of the mean loss along what the first step climbs; NaN for noise
     gradient_norms: Tensor | None = None  # |g_0,i|
     gradient_ratios: Tensor | None = None  # |g_K,i| / |g_0,i|
     cosines: Tensor | None = None  # between the clean and the last gradient

@@ -122,6 +122,8 @@ def test_random_offsets_move_each_tensor_by_a_share_of_its_norm():
     for visit in moved:
         for own, there in zip(home, visit, strict=True):
             assert error((there - own).abs(), 0.03 * own.square().mean().sqrt().expand_as(own)) < 1e-4
+    lengths = torch.stack([(there - own).norm() for own, there in zip(home, moved[-1], strict=True)])
+    assert error(sharp.last.offsets[-1], lengths) < 1e-4
     signs = [flat([there - own for own, there in zip(home, visit, strict=True)]).sign() for visit in moved]
     assert signs[0].abs().min() == 1
     assert len({tuple(each.tolist()) for each in signs}) == 3, "each step draws another offset"
