@@ -232,8 +232,8 @@ def check_order(cls: type, mixin: type, framework: str) -> None:
         )
 
 
-def check_parts(sharp: object, model: nn.Module, optimizers: Iterable[object], builder: str) -> None:
-    """Raise unless `sharp` has all trained parameters and the default backward, and no optimizer walks as well."""
+def checked(sharp: object, builder: str) -> SharpBackward:
+    """The result of the method `builder`. Raise unless it is a SharpBackward that runs the framework's backward."""
     if not isinstance(sharp, SharpBackward):
         raise TypeError(f"{builder} must return a SharpBackward, got {type(sharp).__name__}")
     if sharp.backward is not torch.Tensor.backward:
@@ -241,26 +241,26 @@ def check_parts(sharp: object, model: nn.Module, optimizers: Iterable[object], b
     method = sharp.perturbation.method
     if method is not None and not method.clean_pass and (sharp.in_place or any(map(is_sharded, sharp.parameters))):
         raise RuntimeError(_IN_PLACE)  # now, and not when the schedule begins to walk
+    return sharp
+
+
+def check_optimizers(sharp: SharpBackward, optimizers: Iterable[Any], model: nn.Module, builder: str) -> None:
+    """Raise unless `sharp` has all parameters that are trained now, and no optimizer walks as well.
+
+    It runs in every step, because gradual unfreezing adds parameters, and does not search the whole model.
+    """
     known = set(map(id, sharp.parameters))
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and id(parameter) not in known:
-            raise RuntimeError(
-                f"parameter {name!r} is trained, but {builder} did not give it to SharpBackward: give all of "
-                "named_parameters(), including frozen ones, and add no module later"
-            )
     for optimizer in optimizers:
         if isinstance(getattr(optimizer, "optimizer", optimizer), SharpnessAware):
             raise RuntimeError(
                 "the mixin and SharpnessAware are both used, so each would run a walk: give the plain optimizer, or "
                 "remove the mixin"
             )
-
-
-def knows_all(sharp: SharpBackward, optimizers: Iterable[Any]) -> bool:
-    """Whether `sharp` has all parameters that the optimizers train now; gradual unfreezing adds parameters.
-
-    It runs in every step, so it does not search the whole model.
-    """
-    known = set(map(id, sharp.parameters))
-    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
-    return all(id(p) in known or not p.requires_grad for group in groups for p in group["params"])
+        trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        unknown = {id(parameter) for parameter in trained} - known
+        if unknown:
+            name = next((name for name, p in model.named_parameters() if id(p) in unknown), "of the optimizer")
+            raise RuntimeError(
+                f"parameter {name!r} is trained, but {builder} did not give it to SharpBackward: give all of "
+                "named_parameters(), including frozen ones, and add no module later"
+            )
