@@ -1,119 +1,97 @@
-"""`Fold`, which combines the gradients of all passes into one gradient in `.grad`."""
+"""`Fold`, which runs the passes of a step and combines their gradients into one gradient in `.grad`."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import repeat, zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from gasam.distributed import is_expanded
 from gasam.family import Kept, Method, add, check_result, dense_gradient, dot, scaled
+from gasam.passes import Pass
 from gasam.perturbation import Perturbation
+from gasam.schedule import Clock
 from gasam.torch_private import get_gradient, set_gradient
 from gasam.weights import overlap
 
+if TYPE_CHECKING:
+    from gasam.backward import LossPasses
 
-def shares(steps: int, risk: str, weight: float = 1.0, *, clean_counts: bool = True) -> list[float]:
+
+def shares(steps: int, risk: str, weight: float, clean_counts: bool) -> list[float]:
     """The factor of each g_k in g_0 + v (fold - g_0), where v is the weight of the walk.
 
     For risk "mean" the fold is (1 / (K+1)) sum of g_k, k = 0..K; without a clean pass of the loss function it is
     (1 / K) sum of g_k, k = 1..K. For risk "final" it is g_K, and the gradients between only find directions.
     """
-    if risk == "mean" and not clean_counts:
+    if risk == "final":
+        return [1 - weight, *[0.0] * (steps - 1), weight]
+    if not clean_counts:
         return [0.0, *[1 / steps] * steps]
-    if risk == "mean":
-        return [clean_factor(steps, risk) * (1 + (1 - weight) * steps), *[weight / (steps + 1)] * steps]
-    return [1 - weight, *[0.0] * (steps - 1), weight]
-
-
-def clean_factor(steps: int, risk: str) -> float:
-    """What the loss of the clean pass is multiplied by: a positive number, because the walk reads its gradient.
-
-    Its share in the fold may be zero or negative, so the gradient is multiplied again after the walk has read it.
-    """
-    return 1 / (steps + 1) if risk == "mean" else 1.0
+    return [(1 + (1 - weight) * steps) / (steps + 1), *[weight / (steps + 1)] * steps]
 
 
 class Fold:
-    """Adds the combined gradient of a step to the caller's gradients in `.grad`, as backward would.
+    """Runs the passes of a step, and adds their combined gradient to the caller's in `.grad`, as backward would.
 
     It writes into the caller's tensors, so that views of a flat buffer are updated. Every pass but the last starts with
     empty gradients, because the walk reads them from `.grad`. Before the last one the sum of the earlier gradients and
-    the caller's gradients are put back, so that DDP's reduction of the last pass includes all of them.
+    the caller's gradients are put back, so that DDP's reduction of the last pass includes all of them. Before a closure
+    the caller's gradients are dropped, because it may clear `.grad` itself.
 
     Args:
-        parameters: The trained parameters.
-        plan: The walk: K, the risk, and perhaps a method with a fold of its own.
+        run: Runs one pass.
+        plan: The walk.
+        clock: The weight and the strength of the walk in this step. Between walks only the clean pass is run.
         kept: What the method keeps.
-        weight: v in g_0 + v (fold - g_0).
-        strength: The strength of this step, for the method.
         apart: The last pass starts with empty gradients too, and `finish` combines them, which needs more memory.
             Always so for a method, and for closures if earlier gradients count.
-        clean_counts: Whether there is a clean pass of the loss function. A pass of `ascent` only finds a direction.
-        by_closure: Each pass is a closure that calls backward itself, so its loss can't be multiplied. It may clear
-            `.grad`, so the caller's gradients are dropped.
     """
 
-    def __init__(
-        self,
-        parameters: Sequence[Tensor],
-        plan: Perturbation,
-        kept: Kept,
-        *,
-        weight: float = 1.0,
-        strength: float = 1.0,
-        apart: bool = False,
-        clean_counts: bool = True,
-        by_closure: bool = False,
-    ) -> None:
-        steps, risk, method = plan.steps, plan.risk, plan.own_fold
-        self._parameters, self._steps, self._weight = parameters, steps, weight
-        self._method, self._kept, self._strength = method, kept, strength
-        self._shares = shares(steps, risk, weight, clean_counts=clean_counts)
-        self._factors = [clean_factor(steps, risk), *[self._shares[-1]] * steps]  # of the losses
-        if by_closure or method is not None:
-            self._factors = [1.0] * (steps + 1)
-        self.apart = apart or method is not None or (by_closure and any(self._shares[:-1]))
-        self._last: int | None = None  # the pass that was begun last
-        self._by_closure = by_closure
+    def __init__(self, run: LossPasses, plan: Perturbation, clock: Clock, kept: Kept, *, apart: bool = False) -> None:
+        self._run, self._parameters, self._kept = run, run.trained, kept
+        self._steps, self._weight, self._strength = plan.steps, clock.weight, clock.strength_of_walk()
+        self._final = 0 if clock.between_walks else plan.steps  # the last pass
+        self._method = plan.own_fold
+        self._shares = shares(plan.steps, plan.risk, clock.weight, run.has_clean_pass)
+        # Of the losses. That of the clean pass is positive, because the walk reads its gradient; its share may not be.
+        self._factors = [1 / (plan.steps + 1) if plan.risk == "mean" else 1.0, *[self._shares[-1]] * plan.steps]
+        if run.by_closure or self._method is not None:  # the loss of a closure can't be multiplied
+            self._factors = [1.0] * (plan.steps + 1)
+        self._apart = apart or self._method is not None or (run.by_closure and any(self._shares[:-1]))
+        self._begun: int | None = None  # the pass that was begun last
         self._gradients: dict[int, list[Tensor | None]] = {}  # of the passes, for a method
         self._total: list[Tensor | None] = []  # sum of the gradients that count so far; empty before the first
-        callers = [] if by_closure else list(map(get_gradient, parameters))
+        callers = [] if run.by_closure else list(map(get_gradient, self._parameters))
         self._callers = callers if any(own is not None for own in callers) else []
         self._copies = _copies(self._callers)
 
-    def before(self, k: int) -> float:
-        """Make room in `.grad` for pass k; return the factor of its loss."""
-        if self._last is not None:
-            self._take(self._last)
-            if k == self._steps and not self.apart:
+    def __call__(self, k: int) -> Pass:
+        """Make room in `.grad` for pass k, and run it."""
+        if self._begun is not None:
+            self._take(self._begun)
+            if k == self._final and not self._apart:
                 self._put_back()
         # The only pass of a step adds to the caller's gradients like any other backward pass.
-        elif k < self._steps or self.apart or self._by_closure:
+        elif k < self._final or self._apart:
             self._clear()
-        self._last = k
-        return self._factors[k]
-
-    def only_finds_direction(self, k: int) -> bool:
-        """Whether the gradient of pass k is no part of the fold."""
-        return self._method is None and self._shares[k] == 0
+        self._begun = k
+        only_finds_direction = self._run.ascent is not None and self._method is None and self._shares[k] == 0
+        return self._run(self._factors[k], last=k == self._final, for_direction=only_finds_direction)
 
     @torch.no_grad()
-    def finish(self, finite: Tensor | bool = True, factor: Tensor | float = 1.0) -> None:
-        """After the last pass: what `.grad` lacks.
-
-        For a method: whether the step may change what it keeps, and the gradients divided by those of the mean loss.
-        """
-        if self.apart:
-            assert self._last is not None
-            self._take(self._last)
+    def finish(self, finite: Tensor | bool) -> None:
+        """After the last pass: what `.grad` lacks. If the step was not `finite`, what a method keeps is not changed."""
+        if self._apart:
+            assert self._begun is not None
+            self._take(self._begun)
             if self._method is not None:
-                self._combine(self._method, finite, factor)
+                self._combine(self._method, finite)
             self._put_back()
 
     @torch.no_grad()
@@ -139,7 +117,7 @@ class Fold:
         """Add the gradient of pass k to the total if it counts, and clear `.grad`."""
         ratio = self._shares[k] / self._factors[k]
         counts = ratio != 0 or (k == 0 and self._weight != 1)  # a share of zero leaves zeros, because others may count
-        is_alone = self._steps == 1 and not self.apart and not self._callers
+        is_alone = self._steps == 1 and not self._apart and not self._callers
         if self._method is not None:
             self._gradients[k] = _copies(map(get_gradient, self._parameters))
         elif counts and is_alone and not overlap(list(map(get_gradient, self._parameters))):
@@ -156,7 +134,7 @@ class Fold:
                 parameter.grad = None
         self._clear()
 
-    def _combine(self, method: Method, finite: Tensor | bool, factor: Tensor | float) -> None:
+    def _combine(self, method: Method, finite: Tensor | bool) -> None:
         """Call the method's fold, with lists of the parameters that have a gradient in any pass."""
         here = [
             i for i, each in enumerate(zip(*self._gradients.values(), strict=True)) if any(g is not None for g in each)
@@ -171,7 +149,7 @@ class Fold:
             return torch.as_tensor(finite) & torch.stack([dot(g, g) for g in lists if g is not None]).sum().isfinite()
 
         clean = [g.clone() for g in lists[0]] if self._weight != 1 else []
-        with self._kept.bound(parameters, factor, may_keep):
+        with self._kept.bound(parameters, self._run.gradient_scale, may_keep):
             found = method.fold(lists, self._kept, self._strength)
         check_result(found, parameters, f"{type(method).__name__}.fold")
         if clean:  # g_0 + v (fold - g_0)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gasam.backward import SharpBackward
-from gasam.mistakes import look_at_function, warn_of_statistics
+from gasam.backward import LossPasses, SharpBackward
+from gasam.mistakes import look_at_function
 from gasam.parameters import read
-from gasam.passes import Pass, check_reduced, explain, now, uninterrupted
+from gasam.passes import Pass, check_reached, explained, now, uninterrupted
 from gasam.perturbation import Perturbation
 
 _KEY = "walk"  # of a state dict
@@ -94,20 +94,14 @@ class SharpnessAware(Optimizer):
             return self.base.step()
         self._update()
         sharp = self.sharp
-        if sharp.per_worker and sharp.walks() and (self.perturbation.risk == "mean" or sharp.clock.weight != 1):
-            raise RuntimeError(
-                "per_worker can't be used with a closure if the risk is 'mean' or the schedule's weight is not 1, "
-                "because a closure may clear the gradients of earlier passes before they are reduced: use SharpBackward"
-            )
-        if not sharp.knows_function:
+        if sharp.last is None:
             look_at_function(closure)
         with uninterrupted() as held:
             run = _ClosurePasses(sharp, closure, held)
-            sharp.step(run, by_closure=True, count=False)
+            after = sharp.step(run)
             if self.before_step is not None:
                 with held.let():
                     self.before_step()
-            after = sharp.clock.after(self.last.losses[0], self.last.loss_scale)
             self.base.step()
             sharp.clock.state = after  # the base has stepped, so this step is counted
             return run.returned
@@ -151,46 +145,20 @@ class SharpnessAware(Optimizer):
             self._known = known
 
 
-class _ClosurePasses:
+class _ClosurePasses(LossPasses):
     """The passes of a closure, which calls backward itself."""
 
-    has_ascent = False
+    by_closure = True
 
-    def __init__(self, sharp: SharpBackward, closure: Callable[[], Any], held: uninterrupted) -> None:
-        self._sharp, self._closure, self._held = sharp, closure, held
-        self._trained = [p for p in sharp.parameters if p.requires_grad]
-        self._passes = 0
-        self.returned: Any = None
-
-    def plain(self) -> Pass:
-        for parameter in self._trained:
+    def run(self, for_direction: bool, walks: bool) -> tuple[Pass, Any, Any]:
+        for parameter in self.trained:
             parameter.grad = None
-        return self(1.0, True, False)
-
-    def __call__(self, factor: float, last: bool, for_direction: bool) -> Pass:
-        sharp = self._sharp
-        with sharp.around_passes(self._passes, last), self._held.let(), torch.enable_grad():
-            try:
-                returned = self._closure()
-            except RuntimeError as error:
-                explain(error)
-                raise
-        if self._passes == 0:
-            self.returned = returned
-        elif not sharp.searched:
-            sharp.searched = True
-            warn_of_statistics(returned)
-        self._passes += 1
-        scale = sharp.gradient_scale
+        with torch.enable_grad(), explained():
+            returned = self.function()
+        if not isinstance(returned, Tensor | Real) or (isinstance(returned, Tensor) and returned.numel() != 1):
+            kind = type(returned).__name__
+            raise TypeError(f"the closure must return the loss as a single number, got {kind}: is a `return` missing?")
+        check_reached(self.trained, "the closure left no gradient on any parameter: it must call loss.backward()")
+        loss, scale = torch.as_tensor(returned).detach().reshape(()), self.sharp.gradient_scale
         # A closure with a scale may return the loss before or after scaling it.
-        return Pass(_loss(returned, self._trained), now(scale), 1.0 if scale == 1.0 else None)
-
-
-def _loss(returned: Any, parameters: list[Tensor]) -> Tensor:
-    if not isinstance(returned, Tensor | Real) or (isinstance(returned, Tensor) and returned.numel() != 1):
-        kind = type(returned).__name__
-        raise TypeError(f"the closure must return the loss as a single number, got {kind}: is a `return` missing?")
-    if all(parameter.grad is None for parameter in parameters):
-        check_reduced(parameters)
-        raise RuntimeError("the closure left no gradient on any parameter: it must call loss.backward()")
-    return torch.as_tensor(returned).detach().reshape(())
+        return Pass(loss, now(scale), 1.0 if scale == 1.0 else None), returned, returned

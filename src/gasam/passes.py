@@ -60,8 +60,7 @@ class uninterrupted:  # noqa: N801 - reads as a function
     """Holds back SIGINT (Ctrl-C) inside the block, so that it can't cut off a cleanup, except inside `let()`.
 
     The first signal that is let through closes the gate, so that cleanup runs undisturbed. One that was held back is
-    delivered when the gate opens, or at the end of the block. Other signals are not held back. Python delivers signals
-    in the main thread only, so in other threads there is nothing to do.
+    delivered when the gate opens, or at the end of the block. Python delivers signals in the main thread only.
     """
 
     def __enter__(self) -> uninterrupted:
@@ -146,23 +145,32 @@ def _with_loss(result: Any, loss: Tensor) -> Any:
 
 def back(loss: Tensor, backward: Backward, part: float) -> Tensor:
     """Call `backward` on `part` times the loss; return the factor that both applied to the gradient."""
-    factors: list[Tensor] = []
-    hook = loss.register_hook(factors.append)  # type: ignore[no-untyped-call]
-    try:
+    with derivatives(loss) as factors, explained():
         backward(loss if part == 1 else loss * part)
-    except RuntimeError as error:
-        explain(error)
-        raise
-    finally:
-        hook.remove()
     if not factors:
         raise RuntimeError("backward did not differentiate the loss that it received: call .backward() on this loss")
     return factors[0].reshape(()) if len(factors) == 1 else torch.stack(factors).sum()
 
 
-def explain(error: RuntimeError) -> None:
-    """If it is torch's message about a freed graph, raise one that names the cause and the cure."""
-    if "backward through the graph a second time" in str(error):
+@contextmanager
+def derivatives(tensor: Tensor) -> Iterator[list[Tensor]]:
+    """Collect the gradients of a tensor from the backward passes inside the block."""
+    seen: list[Tensor] = []
+    hook = tensor.register_hook(seen.append)  # type: ignore[no-untyped-call]
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Instead of torch's message about a freed graph raise one that names the cause and the cure."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "backward through the graph a second time" not in str(error):
+            raise
         raise RuntimeError(
             "the loss depends on a result of an earlier pass, or on one that was computed before the call: "
             "compute everything from the inputs inside the function"
@@ -173,27 +181,13 @@ def have_gradients(parameters: Sequence[Tensor]) -> bool:
     return any(gradient is not None for gradient in map(get_gradient, parameters))
 
 
-def check_untouched(parameters: Sequence[Tensor], *, before: bool) -> None:
-    """Raise if the loss function called backward, or cleared the gradients that were there `before` it ran."""
-    after = have_gradients(parameters)
-    if after and not before:
-        raise RuntimeError("the loss function called backward, which SharpBackward does: only return the loss")
-    if before and not after:
-        raise RuntimeError(
-            "the loss function cleared the gradients of the earlier passes: call zero_grad outside of the loss function"
-        )
-
-
-def check_reached(parameters: Sequence[Tensor]) -> None:
-    if not have_gradients(parameters):
-        check_reduced(parameters)
-        raise RuntimeError("no parameter got a gradient: give SharpBackward the parameters that the loss depends on")
-
-
-def check_reduced(parameters: Sequence[Tensor]) -> None:
-    """If there is no gradient because FSDP did not reduce it, raise an error that says so."""
+def check_reached(parameters: Sequence[Tensor], otherwise: str) -> None:
+    """Raise if no parameter has a gradient: because FSDP did not reduce it, or else with this message."""
+    if have_gradients(parameters):
+        return
     if any(map(is_sharded, parameters)):
         raise RuntimeError(
             "no sharded parameter got a gradient, because set_requires_gradient_sync(False) keeps FSDP from reducing "
-            "it, and the walk reads the gradient of every pass: leave it True, also while accumulating"
+            "it: leave it True, also while accumulating, because the walk reads the gradient of every pass"
         )
+    raise RuntimeError(otherwise)

@@ -380,28 +380,7 @@ def test_two_processes_equal_one_on_the_joint_batch(tmp_path, monkeypatch):
         assert error(found, weights(expected)) < EXACT, name
 
 
-def test_clean_loss_is_logged_and_handed_on_and_validation_sees_the_weights_at_home():
-    class Validated(Sharp):
-        def validation_step(self, batch, batch_idx):
-            self.log("val_loss", cross_entropy(self.model(batch[0]), batch[1]), batch_size=len(batch[1]))
-
-    data, module = batches(5), Validated(perturbation=ga_sam(0.1, steps=2))
-    trainer = fit(module, data, validation=data[:1], num_sanity_val_steps=0)
-    losses, last = plain_loop(network(), data, ga_sam(0.1, steps=2)), module.traces[-1]
-    assert module.calls == 15
-    assert module.outputs == pytest.approx(losses)
-    assert last.sharpness > 0
-    expected = {
-        "loss_step": losses[-1],
-        "loss_epoch": sum(losses) / 5,
-        "sharpness": last.sharpness.item(),
-        "perturbation_norm": last.norms[-1].item(),
-        "val_loss": cross_entropy(module.model(data[0][0]), data[0][1]).item(),
-    }
-    assert {name: trainer.callback_metrics[name].item() for name in expected} == pytest.approx(expected, rel=1e-6)
-
-
-def test_metrics_count_the_clean_pass_only():
+def test_logs_and_metrics_are_those_of_the_clean_pass_and_validation_sees_the_weights_at_home():
     class Measured(Sharp):
         def __init__(self, **options):
             super().__init__(**options)
@@ -417,10 +396,25 @@ def test_metrics_count_the_clean_pass_only():
             self.clean.append(self.clean_pass)
             return {"loss": loss, "extra": 1}
 
-    module = Measured(perturbation=ga_sam(0.1, steps=2))
-    fit(module, batches(4))
-    assert module.accuracy._update_count == module.both["a"]._update_count == 4
-    assert module.clean == [True, False, False] * 4
+        def validation_step(self, batch, batch_idx):
+            self.log("val_loss", cross_entropy(self.model(batch[0]), batch[1]), batch_size=len(batch[1]))
+
+    data, module = batches(5), Measured(perturbation=ga_sam(0.1, steps=2))
+    trainer = fit(module, data, validation=data[:1], num_sanity_val_steps=0)
+    losses, last = plain_loop(network(), data, ga_sam(0.1, steps=2)), module.traces[-1]
+    assert module.calls == 15
+    assert module.outputs == pytest.approx(losses)
+    assert last.sharpness > 0
+    expected = {
+        "loss_step": losses[-1],
+        "loss_epoch": sum(losses) / 5,
+        "sharpness": last.sharpness.item(),
+        "perturbation_norm": last.norms[-1].item(),
+        "val_loss": cross_entropy(module.model(data[0][0]), data[0][1]).item(),
+    }
+    assert {name: trainer.callback_metrics[name].item() for name in expected} == pytest.approx(expected, rel=1e-6)
+    assert module.accuracy._update_count == module.both["a"]._update_count == 5
+    assert module.clean == [True, False, False] * 5
     assert module.clean_pass
 
 
@@ -496,19 +490,25 @@ def walking(parameters):
     return Walking(perturbation=sam(0.1))
 
 
+def changed(walk=ga_sam(0.1), **attributes):  # noqa: B008
+    return type("Changed", (Sharp,), attributes)(perturbation=walk)
+
+
 def backing(self):
     return SharpBackward(self, self.perturbation, backward=lambda loss: loss.backward())
+
+
+def in_place(self):
+    """Weights are written in place, as those that are sharded."""
+    return SharpBackward(self, self.perturbation, in_place=True)
 
 
 def sharp_optimizer(self):
     return SharpnessAware(torch.optim.SGD(self.parameters(), lr=0.1), sam(0.1))
 
 
-def changed(**attributes):
-    return type("Changed", (Sharp,), attributes)(perturbation=ga_sam(0.1))
-
-
-MISTAKES = [
+EVERY_OTHER = Schedule(every=2)
+REFUSED = [
     (lambda: Sharp(perturbation=0.05), "perturbation must be a Perturbation"),
     (lambda: walking(lambda module: module.model[0].parameters()), r"parameter 'model.2.weight' is trained, but"),
     (lambda: changed(configure_sharp_backward=backing), "must not give SharpBackward a backward"),
@@ -522,42 +522,32 @@ MISTAKES = [
         lambda: type("Wrong", (Plain, SharpnessAwareModule), {}),
         r"Wrong has SharpnessAwareModule after .*class Wrong\(",
     ),
+    (lambda: changed(AVERAGE, configure_sharp_backward=in_place), "use SharpBackward in your own training loop"),
+    (
+        lambda: changed(configure_sharp_backward=in_place, ascent_fraction=0.25),
+        "use SharpBackward in your own training loop",
+    ),
+    (lambda: changed(AVERAGE, walk_schedule=EVERY_OTHER), "give .*weight=1"),
+    (lambda: changed(walk_schedule=EVERY_OTHER, part=staticmethod(lambda batch: batch)), "give .*weight=1"),
+    (lambda: changed(gsam(0.1), ascent_fraction=0.25), "GSAM needs the clean gradient of the whole batch"),
+    (lambda: changed(recommended(1.25)[0]), "ascent_fraction=0.25"),
 ]
 
 
-@pytest.mark.parametrize(("make", "words"), MISTAKES)
-def test_mistakes_are_named(make, words):
+@pytest.mark.parametrize(("make", "words"), REFUSED)
+def test_what_is_refused_is_named_and_leaves_the_weights(make, words):
+    modules, seen = [], []
+
+    def train():
+        modules.append(make())
+        modules[0].on_train_batch_start = lambda batch, index: seen.append(weights(modules[0]).clone())
+        fit(modules[0], batches(3))
+
     with pytest.raises((TypeError, ValueError, RuntimeError), match=words):
-        fit(make(), batches(1))
-
-
-class InPlace(Sharp):
-    """Its weights are written in place, as those that are sharded."""
-
-    def configure_sharp_backward(self):
-        return SharpBackward(self, self.perturbation, in_place=True)
-
-
-REFUSED = [
-    (InPlace, AVERAGE, {}, "use SharpBackward in your own training loop"),
-    (InPlace, sam(0.1), {"ascent_fraction": 0.25}, "use SharpBackward in your own training loop"),
-    (Sharp, AVERAGE, {"walk_schedule": Schedule(every=2)}, "give .*weight=1"),
-    (Sharp, sam(0.1), {"walk_schedule": Schedule(every=2), "part": lambda batch: batch}, "give .*weight=1"),
-    (Sharp, gsam(0.1), {"ascent_fraction": 0.25}, "GSAM needs the clean gradient of the whole batch"),
-    (Sharp, recommended(1.25)[0], {}, "ascent_fraction=0.25"),
-]
-
-
-@pytest.mark.parametrize(("kind", "walk", "options", "words"), REFUSED)
-def test_what_is_refused_leaves_the_weights(kind, walk, options, words):
-    module, seen = kind(perturbation=walk), []
-    for name, value in options.items():
-        setattr(module, name, value)
-    module.on_train_batch_start = lambda batch, index: seen.append(weights(module).clone())
-    with pytest.raises((ValueError, RuntimeError), match=words):
-        fit(module, batches(3))
-    assert torch.equal(weights(module), seen[-1])
-    assert all(p.grad is None or p.grad.isfinite().all() for p in module.parameters())
+        train()
+    for module in modules:
+        assert not seen or torch.equal(weights(module), seen[-1])
+        assert all(p.grad is None or p.grad.isfinite().all() for p in module.parameters())
 
 
 class Unfreezing(BaseFinetuning):

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from copy import copy, deepcopy
 from functools import partial
-from itertools import repeat
 from typing import Any
 
 import torch
@@ -17,16 +16,15 @@ from torch.autograd.graph import increment_version
 from torch.nn.parallel import DistributedDataParallel
 
 from gasam.backward import LossPasses, SharpBackward
-from gasam.contexts import includes, together
-from gasam.distributed import is_sharded, per_worker, shared_walk
+from gasam.contexts import together
+from gasam.distributed import is_sharded, shared_walk
 from gasam.optimizer import SharpnessAware
-from gasam.passes import Backward, Pass, loss_in, now, uninterrupted
+from gasam.passes import Backward, Pass, derivatives, loss_in, now, uninterrupted
 from gasam.schedule import is_number
 from gasam.torch_private import get_gradient, rebuild_buckets, set_gradient
 
 Part = Callable[[Any], Any]
 """From a batch to the part on which the ascent is found."""
-
 
 _IN_PLACE = (
     "ascent_fraction and walks without a clean pass can't displace the framework's own pass if weights are sharded, "
@@ -34,7 +32,7 @@ _IN_PLACE = (
 )
 
 
-class FirstPass:
+class FirstPass(LossPasses):
     """A step whose first pass of the loss function is the framework's: `forward` runs its forward, `fold` the rest.
 
     If that pass is at w + a, the step runs twice: `forward` ends it after the framework's forward, so the weights are
@@ -42,22 +40,18 @@ class FirstPass:
     kept. The displaced weights get the same bits, and the framework's backward finds what its forward has read.
     """
 
-    returned: Any = None
-    has_ascent = False
-
     def __init__(self, sharp: SharpBackward, model: object) -> None:
-        self.sharp = sharp
+        self.sharp, self.ascent = sharp, None
         self.loss: Tensor | None = None  # of the framework's forward
         self._around = sharp.around
         self._model = model if isinstance(model, DistributedDataParallel) else None
-        if self._model is not None and not includes(sharp.around, per_worker):
+        if self._model is not None and not sharp.per_worker:
             # Frameworks accumulate under no_sync, where each worker would compute its own perturbation. A method's fold
             # needs the reduced gradient of the last pass as well.
             share = shared_walk(self._model, also_last=sharp.perturbation.own_fold is not None)
             self._around = together(share, sharp.around)
         self._stack = ExitStack()  # of the framework's pass, which `forward` opens and `fold` closes
         self._decided = {"enabled": sharp.enabled, "perturbation": sharp.perturbation}  # for both
-        self._factor = 1.0  # of the loss of the present pass
         self._found: list[tuple[Pass, list[Tensor | None]]] = []  # passes that only found a direction, and gradients
 
     def close(self) -> None:
@@ -66,25 +60,16 @@ class FirstPass:
             self.sharp.weights.keeps_graph = False
             increment_version(self.sharp.weights.tensors)
 
-    @property
-    def has_clean_pass(self) -> bool:
-        """Whether walks begin with a pass of the whole batch at w."""
-        method = self.sharp.perturbation.method
-        return not self.has_ascent and (method is None or method.clean_pass)
-
     def forward(
         self, run: Callable[[], Any], again: Callable[[], Any], ascent: Callable[[], Any] | None, backward: Backward
     ) -> Any:
         """Run the framework's forward where the first pass of the loss function belongs; return its result.
 
-        Args:
-            run: The framework's forward.
-            again: Computes the loss of later passes.
-            ascent: Computes the loss of passes that only find a direction.
-            backward: The framework's backward, for `ascent`. Autocast is off in it, as in the framework.
+        `again` computes the loss of later passes, `ascent` that of passes that only find a direction. Their backward is
+        `backward`, with autocast off, as in the framework.
         """
         sharp, output = self.sharp, None
-        self._again, self._ascent, self.has_ascent = again, ascent, ascent is not None
+        self._again, self.ascent = again, ascent
 
         def function() -> None:
             nonlocal output
@@ -102,39 +87,23 @@ class FirstPass:
 
         with suppress(_Forwarded):
             if sharp.walks() and not self.has_clean_pass:
-                with self._restored():
+                kept, method, parameters = sharp.kept, sharp.perturbation.method, sharp.parameters
+                state = None if method is None or method.learns else deepcopy(kept.state_dict(parameters))
+                try:
                     self._step(function, backward=apart)
+                finally:
+                    if state is not None:  # restore what a direction has changed, because `fold` begins again
+                        kept.load_state_dict(state, parameters)
             self._pass(0, not sharp.walks())
             function()
         return output
 
-    @contextmanager
-    def _restored(self) -> Iterator[None]:
-        """Afterwards restore gradients and what a direction has changed, because `fold` begins again."""
-        kept, method, parameters = self.sharp.kept, self.sharp.perturbation.method, self.sharp.parameters
-        state = None if method is None or method.learns else deepcopy(kept.state_dict(parameters))
-        # Without the caller's gradients the step need not copy them, unless its passes write DDP's buckets.
-        shares_memory = self._model is not None and self._model.gradient_as_bucket_view and self.has_ascent
-        here = [] if shares_memory else parameters
-        gradients = list(map(get_gradient, here))
-        deque(map(set_gradient, here, repeat(None)), maxlen=0)
-        try:
-            yield
-        finally:
-            deque(map(set_gradient, here, gradients), maxlen=0)
-            if state is not None:
-                kept.load_state_dict(state, parameters)
-
     def fold(self, made: Tensor, backward: Backward, *, items: Tensor | float = 1.0) -> Tensor:
         """Run the walk; return the factor by which the framework multiplied the loss, for example 1 / accumulation.
 
-        The losses of later passes are multiplied by the same factor, d(made)/d(loss), which two hooks read in the first
-        backward pass.
-
-        Args:
-            made: The tensor that the framework computed from the loss of `forward`; its pass calls backward on it.
-            backward: The framework's backward.
-            items: The loss divided by the mean over its examples. Multiplies the user's `gradient_scale`.
+        The framework calls `backward` on `made`, which it computed from the loss of `forward`. Losses of later passes
+        are multiplied by the same factor, d(made)/d(loss), which two hooks read in the first backward pass. `items` is
+        the loss divided by the mean over its examples; it multiplies the user's `gradient_scale`.
         """
         loss, scale = self.loss, self.sharp.gradient_scale
         assert loss is not None
@@ -145,8 +114,8 @@ class FirstPass:
             if factors:
                 backward(share * factors[0])
                 return
-            with _derivative(loss) as at_loss, _derivative(made) as at_made:
-                backward(made if self._factor == 1 else made * self._factor)
+            with derivatives(loss) as at_loss, derivatives(made) as at_made:
+                backward(made if self.factor == 1 else made * self.factor)
             self.sharp.weights.keeps_graph = False
             if not at_loss:
                 raise RuntimeError(
@@ -154,30 +123,27 @@ class FirstPass:
                 )
             factors.append(at_loss[0] / at_made[0])
 
-        function = lambda: self._again() if factors else loss  # noqa: E731
-        self._step(function, backward=scaled_backward, gradient_scale=lambda: now(scale) * items)
+        replaced = {"backward": scaled_backward, "gradient_scale": lambda: now(scale) * items} | self._decided
+        self._step(lambda: self._again() if factors else loss, **replaced)
         return factors[0]
 
     def _step(self, function: Callable[[], Any], **replaced: object) -> None:
-        with shadowed(self.sharp, around=self._pass, **self._decided, **replaced), uninterrupted() as held:
-            self._run = LossPasses(self.sharp, function, self._ascent, held)
+        with shadowed(self.sharp, around=self._pass, **replaced), uninterrupted() as held:
+            super().__init__(self.sharp, function, held, self.ascent)
             try:
-                self.sharp.step(self)
+                self.sharp.clock.state = self.sharp.step(self)
             finally:
-                del self._run  # which knows this object, so that both would stay until the garbage is collected
+                del self.function  # which knows this object, so that both would stay until the garbage is collected
 
-    def plain(self) -> Pass:
-        return self._run.plain()
-
-    def __call__(self, factor: float, last: bool, for_direction: bool) -> Pass:
-        self._factor, trained = factor, self._run.trained
+    def __call__(self, factor: float, *, last: bool, for_direction: bool, walks: bool = True) -> Pass:
         if for_direction and self.loss is not None:
             seen, gradients = self._found.pop(0)
-            deque(map(set_gradient, trained, gradients), maxlen=0)
+            deque(map(set_gradient, self.trained, gradients), maxlen=0)
+            self.seen.append(seen)
             return seen
-        seen = self._run(factor, last, for_direction)
+        seen = super().__call__(factor, last=last, for_direction=for_direction, walks=walks)
         if for_direction:
-            gradients = list(map(get_gradient, trained))
+            gradients = list(map(get_gradient, self.trained))
             if self._model is not None:
                 gradients = [None if each is None else each.clone() for each in gradients]  # of views of its buckets
                 rebuild_buckets(self._model)
@@ -235,31 +201,17 @@ def _each_tensor(function: Callable[[Tensor], Any], batch: Any) -> Any:
 
 
 @contextmanager
-def _derivative(tensor: Tensor) -> Iterator[list[Tensor]]:
-    """Collect the gradient of the tensor in a backward pass."""
-    seen: list[Tensor] = []
-    hook = tensor.register_hook(seen.append)  # type: ignore[no-untyped-call]
-    try:
-        yield seen
-    finally:
-        hook.remove()
-
-
-@contextmanager
 def shadowed(owner: object, **attributes: object) -> Iterator[None]:
     """Replace attributes of an object inside the block."""
-    missing = object()
-    before = {name: vars(owner).get(name, missing) for name in attributes}
+    own = vars(owner)
+    before = {name: own[name] for name in attributes.keys() & own.keys()}
+    own.update(attributes)
     try:
-        for name, value in attributes.items():
-            setattr(owner, name, value)
         yield
     finally:
-        for name, value in before.items():
-            if value is missing:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
+        for name in attributes:
+            del own[name]
+        own.update(before)
 
 
 def check_order(cls: type, mixin: type, framework: str) -> None:
@@ -272,8 +224,8 @@ def check_order(cls: type, mixin: type, framework: str) -> None:
         )
 
 
-def check_parts(sharp: object, model: nn.Module, optimizers: Iterable[object], builder: str) -> None:
-    """Raise unless `sharp` has all trained parameters and the default backward, and no optimizer walks as well."""
+def checked(sharp: object, builder: str) -> SharpBackward:
+    """The result of the method `builder`. Raise unless it is a SharpBackward that runs the framework's backward."""
     if not isinstance(sharp, SharpBackward):
         raise TypeError(f"{builder} must return a SharpBackward, got {type(sharp).__name__}")
     if sharp.backward is not torch.Tensor.backward:
@@ -281,26 +233,26 @@ def check_parts(sharp: object, model: nn.Module, optimizers: Iterable[object], b
     method = sharp.perturbation.method
     if method is not None and not method.clean_pass and (sharp.in_place or any(map(is_sharded, sharp.parameters))):
         raise RuntimeError(_IN_PLACE)  # now, and not when the schedule begins to walk
+    return sharp
+
+
+def check_optimizers(sharp: SharpBackward, optimizers: Iterable[Any], model: nn.Module, builder: str) -> None:
+    """Raise unless `sharp` has all parameters that are trained now, and no optimizer walks as well.
+
+    It runs in every step, because gradual unfreezing adds parameters, and does not search the whole model.
+    """
     known = set(map(id, sharp.parameters))
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and id(parameter) not in known:
-            raise RuntimeError(
-                f"parameter {name!r} is trained, but {builder} did not give it to SharpBackward: give all of "
-                "named_parameters(), including frozen ones, and add no module later"
-            )
     for optimizer in optimizers:
         if isinstance(getattr(optimizer, "optimizer", optimizer), SharpnessAware):
             raise RuntimeError(
                 "the mixin and SharpnessAware are both used, so each would run a walk: give the plain optimizer, or "
                 "remove the mixin"
             )
-
-
-def knows_all(sharp: SharpBackward, optimizers: Iterable[Any]) -> bool:
-    """Whether `sharp` has all parameters that the optimizers train now; gradual unfreezing adds parameters.
-
-    It runs in every step, so it does not search the whole model.
-    """
-    known = set(map(id, sharp.parameters))
-    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
-    return all(id(p) in known or not p.requires_grad for group in groups for p in group["params"])
+        trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        unknown = {id(parameter) for parameter in trained} - known
+        if unknown:
+            name = next((name for name, p in model.named_parameters() if id(p) in unknown), "of the optimizer")
+            raise RuntimeError(
+                f"parameter {name!r} is trained, but {builder} did not give it to SharpBackward: give all of "
+                "named_parameters(), including frozen ones, and add no module later"
+            )

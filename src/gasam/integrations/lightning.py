@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from importlib.util import find_spec
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gasam.backward import SharpBackward
 from gasam.integrations import require
-from gasam.integrations.first_pass import FirstPass, Part, check_order, check_parts, knows_all, part_of, shadowed
+from gasam.integrations.first_pass import FirstPass, Part, check_optimizers, check_order, checked, part_of, shadowed
 from gasam.passes import Around
 from gasam.perturbation import Perturbation
 from gasam.recommended import Setting
@@ -55,13 +55,12 @@ class SharpnessAwareModule(LightningModule):
     _sharp: SharpBackward | None = None
     _first: FirstPass | None = None
     _inside = False
-    _checked: object = None  # the Trainer for which the checks were made
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         check_order(cls, SharpnessAwareModule, "LightningModule")
         step = getattr(cls, "training_step", None)
-        if step is not None and step.__qualname__ != "LightningModule.training_step" and not hasattr(step, "_kept"):
+        if step is not None and step.__qualname__ != "LightningModule.training_step":
             cls.training_step = _keeping(step)  # type: ignore[method-assign]
 
     def configure_sharp_backward(self) -> SharpBackward:
@@ -72,18 +71,22 @@ class SharpnessAwareModule(LightningModule):
     def sharp(self) -> SharpBackward:
         """The SharpBackward, with its `enabled`, `perturbation` and `last`."""
         if self._sharp is None:
-            self._sharp = self.configure_sharp_backward()
+            self._sharp = checked(self.configure_sharp_backward(), "configure_sharp_backward")
         return self._sharp
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
         if self.sharp.has_state:
-            checkpoint[_STATE] = _of_all(self.sharp.state_dict())
+            # Of all processes, because they have different losses. Lightning calls this in each of them.
+            states: list[Any] = [self.sharp.state_dict()] * self.trainer.world_size
+            if len(states) > 1:
+                dist.all_gather_object(states, states[0])
+            checkpoint[_STATE] = states
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         if _STATE in checkpoint:
-            states, rank = checkpoint[_STATE], _rank()
+            states, rank = checkpoint[_STATE], self.global_rank
             self.sharp.load_state_dict(states[rank if rank < len(states) else 0])
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -92,26 +95,15 @@ class SharpnessAwareModule(LightningModule):
             super().backward(loss, *args, **kwargs)
             return
         backward = super().backward
-        try:
+        with closing(first):
             first.fold(loss, lambda share: backward(share, *args, **kwargs))
-        finally:
-            first.close()
-        if self.sharp.last is not None and not self.sharp.last.between_walks and _is_read(self.trainer):
+        last, trainer = self.sharp.last, self.trainer
+        # Skipped if nobody reads the values, because each call of `log` costs a millisecond.
+        is_read = not trainer.barebones and (trainer.is_last_batch or trainer._logger_connector.should_update_logs)
+        if last is not None and not last.between_walks and is_read:
             if first.has_clean_pass:
-                self.log("sharpness", self.sharp.last.sharpness)
-            self.log("perturbation_norm", self.sharp.last.norms[-1])
-
-    def _run(self, *arguments: Any, **named: Any) -> Any:
-        """Run `training_step` once more."""
-        with shadowed(self, clean_pass=False), _quiet(self):
-            return self.trainer.strategy.training_step(*arguments, **named)
-
-    def _ascent(self, batch: Any, *others: Any, **named: Any) -> Callable[[], Any] | None:
-        """`training_step` on a part of the batch, if that is asked for."""
-        take = part_of(getattr(self, "ascent_fraction", None), getattr(self, "part", None))
-        if take is None or not self.sharp.could_walk:
-            return None
-        return functools.partial(self._run, take(batch), *others, **named)
+                self.log("sharpness", last.sharpness)
+            self.log("perturbation_norm", last.norms[-1])
 
     def _of_ascent(self, loss: Tensor) -> None:
         """Backward of passes that only find a direction."""
@@ -125,56 +117,42 @@ def _keeping(step: Callable[..., Any]) -> Callable[..., Any]:
         raise TypeError("training_step(dataloader_iter) can't be run again on the same batch: use (batch, batch_idx)")
 
     @functools.wraps(step)
-    def training_step(self: SharpnessAwareModule, *args: Any, **kwargs: Any) -> Any:
-        if self._inside or not self.clean_pass or self._trainer is None or not self._trainer.training:
-            return step(self, *args, **kwargs)  # called by super(), in a displaced pass, or outside of Trainer.fit
+    def training_step(self: SharpnessAwareModule, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        trainer = self._trainer
+        if self._inside or trainer is None or not trainer.training:
+            return step(self, batch, *args, **kwargs)  # inherited, in a later pass, or outside of Trainer.fit
         _refuse(self)
         if self._first is not None:  # backward was not called after the last training_step
             self._first.close()
-        if self._checked is not self._trainer or not knows_all(self.sharp, self._trainer.optimizers):
-            check_parts(self.sharp, self, self._trainer.optimizers, "configure_sharp_backward")
-            self._checked = self._trainer
-            if self.sharp.clock.total_steps is None:
-                self.sharp.clock.total_steps = _total_steps(self._trainer)
-        trainer = self._trainer
+        sharp, self._first = self.sharp, None
+        check_optimizers(sharp, trainer.optimizers, self, "configure_sharp_backward")
+        if sharp.clock.total_steps is None:
+            total = trainer.estimated_stepping_batches
+            sharp.clock.total_steps = int(total) if 0 < total < float("inf") else None  # None: nobody knows
         last = trainer.is_last_batch or (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0
-        self.sharp.begin_step(trainer.global_step, last=last)
-        first, self._first = FirstPass(self.sharp, self.trainer.strategy.model), None
+        sharp.begin_step(trainer.global_step, last=last)
 
         def run() -> Any:
             with shadowed(self, _inside=True):
-                return step(self, *args, **kwargs)
+                return step(self, batch, *args, **kwargs)
 
-        with ExitStack() as failing:
-            failing.callback(first.close)
-            again = functools.partial(self._run, *args, **kwargs)
-            output = first.forward(run, again, self._ascent(*args, **kwargs), self._of_ascent)
-            if first.loss is not None:
+        def again(batch: Any) -> Any:
+            with shadowed(self, _inside=True, clean_pass=False), _quiet(self):
+                return trainer.strategy.training_step(batch, *args, **kwargs)
+
+        take = part_of(getattr(self, "ascent_fraction", None), getattr(self, "part", None))
+        ascent = None if take is None or not sharp.could_walk else functools.partial(again, take(batch))
+        first, output = FirstPass(sharp, trainer.strategy.model), None
+        try:
+            output = first.forward(run, functools.partial(again, batch), ascent, self._of_ascent)
+            return output
+        finally:
+            if output is None:  # it has failed, or asks to skip the batch
+                first.close()
+            else:
                 self._first = first
-                failing.pop_all()
-        return output
 
-    training_step._kept = True  # type: ignore[attr-defined]
     return training_step
-
-
-def _of_all(state: dict[str, Any]) -> list[dict[str, Any]]:
-    """The states of all processes, which have different losses. Lightning calls this in all of them."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return [state]
-    states: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(states, state)
-    return states
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-
-
-def _total_steps(trainer: Any) -> int | None:
-    """The number of optimizer steps, or None if the Trainer does not know it."""
-    total = trainer.estimated_stepping_batches
-    return int(total) if 0 < total < float("inf") else None
 
 
 def lightning_closure(module: LightningModule) -> Around:
@@ -188,8 +166,8 @@ def lightning_closure(module: LightningModule) -> Around:
         trainer = module.trainer
         if trainer.accumulate_grad_batches != 1:
             raise RuntimeError(
-                f"accumulate_grad_batches={trainer.accumulate_grad_batches} is not possible with a closure, because "
-                "Lightning gives it the last micro-batch only: use SharpnessAwareModule with the plain optimizer"
+                f"accumulate_grad_batches={trainer.accumulate_grad_batches} is not possible with a closure, which gets "
+                "the last micro-batch only: use SharpnessAwareModule with the plain optimizer"
             )
         if trainer.gradient_clip_val:
             raise RuntimeError(
@@ -199,11 +177,6 @@ def lightning_closure(module: LightningModule) -> Around:
         return nullcontext() if k == 0 else _quiet(module)
 
     return around
-
-
-def _is_read(trainer: Any) -> bool:
-    """Whether values logged now are used. Otherwise `log` is skipped, because each call costs a millisecond."""
-    return not trainer.barebones and (trainer.is_last_batch or trainer._logger_connector.should_update_logs)
 
 
 def _refuse(module: SharpnessAwareModule) -> None:
@@ -225,16 +198,14 @@ def _quiet(module: LightningModule) -> Iterator[None]:
     """Disable logging and metric updates inside the block. Metrics return their values of the clean pass."""
     from torchmetrics import Metric
 
-    nothing = functools.partial(_answer, None)
     with ExitStack() as stack:
-        stack.enter_context(shadowed(module, log=nothing))
+        stack.enter_context(shadowed(module, log=_always(None)))
         for metric in module.modules():
             if isinstance(metric, Metric):
-                answer = functools.partial(_answer, metric._forward_cache)
-                stack.enter_context(shadowed(metric, update=nothing, forward=answer))
+                replaced = {"update": _always(None), "forward": _always(metric._forward_cache)}
+                stack.enter_context(shadowed(metric, **replaced))
         yield
 
 
-def _answer(value: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the value and ignore the arguments."""
-    return value
+def _always(value: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: value

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gasam.backward import SharpBackward
 from gasam.contexts import same_noise
 from gasam.integrations import require
-from gasam.integrations.first_pass import FirstPass, Part, check_order, check_parts, knows_all, part_of, shadowed
+from gasam.integrations.first_pass import FirstPass, Part, check_optimizers, check_order, checked, part_of, shadowed
 from gasam.perturbation import Perturbation
 from gasam.recommended import Setting, chosen
 from gasam.scales import reads_gradient
@@ -73,7 +73,6 @@ class SharpnessAwareTrainerMixin(_Trainer):
         # (step, |a_K| and sharpness) of walks since the last log; they stay on the device until the next one.
         self._seen: list[tuple[int, Tensor]] = []
         self._multiple: float | None = None
-        self._checked = False
         super().__init__(*args, **kwargs)
 
     def create_sharp_backward(self) -> SharpBackward:
@@ -85,8 +84,8 @@ class SharpnessAwareTrainerMixin(_Trainer):
     def sharp(self) -> SharpBackward:
         """The SharpBackward, with its `enabled`, `perturbation` and `last`."""
         if self._sharp is None or self._made_for is not self.model:
-            self._sharp, self._made_for = self.create_sharp_backward(), self.model
-            self._multiple, self._checked = None, False
+            self._sharp = checked(self.create_sharp_backward(), "create_sharp_backward")
+            self._made_for, self._multiple = self.model, None
         return self._sharp
 
     def training_step(
@@ -94,9 +93,7 @@ class SharpnessAwareTrainerMixin(_Trainer):
     ) -> Tensor:
         _refuse(self)
         sharp = self.sharp
-        if not self._checked or not knows_all(sharp, filter(None, [self.optimizer])):
-            check_parts(sharp, model, filter(None, [self.optimizer]), "create_sharp_backward")
-            self._checked = True
+        check_optimizers(sharp, filter(None, [self.optimizer]), model, "create_sharp_backward")
         if sharp.clock.total_steps is None:
             sharp.clock.total_steps = self.state.max_steps
         sharp.begin_step(self.state.global_step, last=self.accelerator.sync_gradients)
@@ -167,14 +164,13 @@ class SharpnessAwareSeq2SeqTrainer(SharpnessAwareTrainerMixin, Seq2SeqTrainer):
 def _items(trainer: SharpnessAwareTrainerMixin, model: nn.Module, inputs: dict[str, Any], of_all: Any) -> Any:
     """The loss of a micro-batch divided by the mean over its examples.
 
-    The Trainer divides a sum over tokens by the number of tokens in all micro-batches and workers, and multiplies by
-    the number of workers. The value is needed only if T or epsilon depends on the size of the gradient of a walk, or
-    if the method learns from it.
+    The Trainer divides a sum over tokens by the tokens of all micro-batches and workers, and multiplies by the number
+    of workers. It matters if T or epsilon may depend on the size of the gradient, or if the method learns from it.
     """
-    method = trainer.sharp.perturbation.method
-    learns = method is not None and method.learns and trainer.sharp.could_walk
+    sharp, plan = trainer.sharp, trainer.sharp.perturbation
     single = trainer.current_gradient_accumulation_steps == 1 and trainer.args.world_size == 1
-    if of_all is None or single or not (learns or trainer.sharp.walks()) or _is_blind(trainer.sharp.perturbation):
+    matters = plan.budget is not None or plan.method is not None or reads_gradient(plan.scale_function)
+    if of_all is None or single or not matters or not (sharp.learns or sharp.walks()):
         return 1.0
     if trainer._multiple is None:
         trainer._multiple = _multiple(trainer, model, inputs)
@@ -182,13 +178,6 @@ def _items(trainer: SharpnessAwareTrainerMixin, model: nn.Module, inputs: dict[s
         return trainer._multiple or 1.0
     own = trainer._get_num_items_in_batch([inputs], trainer.args.device)
     return 1.0 if own is None else own / of_all
-
-
-def _is_blind(perturbation: Perturbation) -> bool:
-    """Whether neither T nor epsilon depends on the size of the gradient. False for functions of the user."""
-    if perturbation.budget is not None or perturbation.method is not None:
-        return False
-    return not reads_gradient(perturbation.scale_function)
 
 
 @torch.no_grad()
