@@ -20,8 +20,6 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Part:
-    """Files that are made from one download."""
-
     files: tuple[str, ...]
     place: str  # an address, or a repository on the Hugging Face hub
     download: Callable[[], list[bytes]]  # gives the contents of the files
@@ -36,7 +34,6 @@ def on_hub(
 
 
 def on_web(name: str, address: str) -> Part:
-    """A text file on the web."""
     return Part((name,), address, lambda: [fetch_from_web(address)])
 
 
@@ -59,8 +56,6 @@ class Published:
 
 @dataclass(frozen=True)
 class FileState:
-    """The state of a file."""
-
     name: str
     path: Path
     size: int | None  # None if it is missing
@@ -69,7 +64,6 @@ class FileState:
 
 
 def inspect(published: Published, directory: Path) -> list[FileState]:
-    """The state of all files of a task."""
     states = []
     for name, (_, known) in published.known.items():
         path = directory / name
@@ -80,11 +74,7 @@ def inspect(published: Published, directory: Path) -> list[FileState]:
 
 
 def get(task: str, published: Published, directory: Path) -> list[FileState]:
-    """Download and convert the missing files of a task, and return the state of all files.
-
-    Existing files are not overwritten. A download must have the known number of rows. A file with another checksum is
-    kept, and its state says "different".
-    """
+    """Download and convert the missing files of a task, and return the state of all files; nothing is overwritten."""
     for part in published.parts:
         missing = [name for name in part.files if not (directory / name).is_file()]
         if not missing:
@@ -136,10 +126,7 @@ def row_count(name: str, data: bytes) -> int:
 
 
 def checksum(path: Path) -> str | None:
-    """The checksum of a file's uncompressed content: its bytes, its stripped lines, or its sorted reviews.
-
-    None if the file cannot be read in its format.
-    """
+    """The checksum of a file's content: its bytes, stripped lines, or sorted reviews; None if it cannot be read."""
     try:
         if "ubyte" in path.name:
             return hashlib.sha256(content(path)).hexdigest()

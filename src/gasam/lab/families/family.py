@@ -112,8 +112,6 @@ def one_line(text: str) -> str:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A corpus as tensors."""
-
     shared: Mapping[str, Any]  # what was learnt from the training split, such as a vocabulary
     splits: Mapping[Split, Any]  # the examples of each split, in the family's own form
     hash: str  # of the corpus
@@ -237,12 +235,10 @@ class Family(ABC, Generic[Settings]):
 
     @staticmethod
     def encode(split: Split, examples: Any, shared: dict[str, Any], settings: Any) -> Any:
-        """The examples of a split as tensors."""
         return examples
 
     @staticmethod
     def notes(corpus: Corpus, splits: Mapping[Split, Any], settings: Any) -> list[str]:
-        """Notes about the encoding, to show next to results."""
         return []
 
     @abstractmethod
@@ -250,11 +246,9 @@ class Family(ABC, Generic[Settings]):
 
     @classmethod
     def has(cls, layers: Layers) -> bool:
-        """Whether the model has these layers."""
         return layers in cls.layers
 
     def count(self, split: Split) -> int:
-        """The number of examples of a split."""
         raise NotImplementedError
 
     def read(self, split: Split, rows: Tensor) -> Any:
@@ -266,7 +260,6 @@ class Family(ABC, Generic[Settings]):
         return torch.split(torch.randperm(self.count("train"), generator=order), self.settings.batch)
 
     def batch(self, chosen: Any) -> Any:
-        """The tensors of a batch."""
         return self.read("train", chosen)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:

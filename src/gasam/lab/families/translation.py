@@ -39,8 +39,6 @@ LONGEST_WORD = 1000
 
 
 class TransformerSettings(Recipe):
-    """Settings of a Transformer."""
-
     vocabularies: tuple[PositiveInt, PositiveInt] = Field(strict=False)  # including special tokens
     units: Literal["words", "bpe"]
     dropout: Share
@@ -289,10 +287,7 @@ def joined(lines: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def bleu(lines: Sequence[str], references: Sequence[str], draws: int = 1) -> tuple[Score, str]:
-    """BLEU of tokenised text by sacrebleu, and sacrebleu's signature.
-
-    The standard error is that of sacrebleu's bootstrap over sentences; there is none for a single one, or one draw.
-    """
+    """BLEU of tokenised text by sacrebleu with its bootstrapped standard error, and sacrebleu's signature."""
     from sacrebleu.metrics.bleu import BLEU
 
     metric = BLEU(tokenize="none", force=True)

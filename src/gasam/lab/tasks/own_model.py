@@ -57,10 +57,7 @@ def hashed(text: str) -> str:
 
 
 def load_task(reference: str, code: str | None = None) -> Task:
-    """Load the task that a Python file defines, in the version with the hash `code` if that is given.
-
-    A process that has loaded this version keeps using it, so that a comparison can be reported after an edit.
-    """
+    """Load the task of a Python file, in the version `code`, which a process that has loaded it keeps after an edit."""
     path = absolute(reference)
     if code is not None and (path, code) in _LOADED:
         return _LOADED[path, code]
@@ -156,18 +153,14 @@ def _default(argument: inspect.Parameter) -> Any:
 
 
 class OwnSettings(Recipe):
-    """The settings of a task file, with the arguments of its `model` function, which have their default values' types.
-
-    Args:
-        code: A hash of the file, so that a changed file gives other runs.
-    """
+    """The settings of a task file, with the arguments of its `model`, which have the types of their default values."""
 
     model_config = ConfigDict(extra="allow")
 
     epochs: PositiveInt = 10
     batch: PositiveInt = 32
     learning_rate: PositiveFloat = 1e-3
-    code: str = ""
+    code: str = ""  # a hash of the file, so that a changed file gives other runs
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -184,11 +177,7 @@ class OwnSettings(Recipe):
 
 
 class Examples:
-    """The examples of a split.
-
-    A tuple or a dictionary holds tensors with one row for each example. Anything else is a sequence of examples, such
-    as a list or a `torch.utils.data.Dataset`.
-    """
+    """The examples of a split: tensors in a tuple or dictionary, with a row for each example, or a sequence of them."""
 
     def __init__(self, given: Any, split: str) -> None:
         self.given, self.split, self.in_tensors = given, split, isinstance(given, tuple | Mapping)

@@ -202,5 +202,4 @@ def _distribution(examples: Examples) -> Distribution:
 
 
 def flatten(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
-    """All entries in one float64 vector."""
     return torch.cat([dense(tensor.detach()).reshape(-1).to(device, torch.float64) for tensor in tensors])
