@@ -83,7 +83,8 @@ def get(task: str, published: Published, directory: Path) -> list[FileState]:
             made = dict(zip(part.files, part.download(), strict=True))
             for name, data in made.items():
                 expected, _ = published.known[name]
-                if (count := row_count(name, data)) != expected:
+                count = int.from_bytes(data[4:8]) if "ubyte" in name else len(data.removesuffix(b"\n").split(b"\n"))
+                if count != expected:
                     raise InputError(f"it has {count:,} rows, but {name} must have {expected:,}")
         except Exception as error:  # the libraries have no common exception for a failed download
             names = ", ".join(name for name in published.files if not (directory / name).is_file())
@@ -118,11 +119,6 @@ def fetch_from_web(address: str) -> bytes:
 def as_lines(sentences: Iterable[str]) -> bytes:
     """One line for each sentence; newlines inside a sentence become blanks."""
     return "".join(sentence.strip().replace("\n", " ") + "\n" for sentence in sentences).encode()
-
-
-def row_count(name: str, data: bytes) -> int:
-    """The number of images or labels of an idx file, or of the lines of a text file."""
-    return int.from_bytes(data[4:8]) if "ubyte" in name else len(data.removesuffix(b"\n").split(b"\n"))
 
 
 def checksum(path: Path) -> str | None:

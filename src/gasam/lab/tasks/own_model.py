@@ -106,14 +106,22 @@ class TaskFile(BaseModel):
         given = self.data()
         if not isinstance(given, tuple | list) or len(given) != len(SPLITS):
             raise InputError("data() must return three sets of examples: train, valid and test")
-        return OwnCorpus(*(Examples(part, split) for part, split in zip(given, SPLITS, strict=True)))  # type: ignore[arg-type]
+        return OwnCorpus(*map(Examples, given, SPLITS))  # type: ignore[arg-type]
 
 
 def _task(path: Path, text: str) -> Task:
     module = _run(path, text)
     file = checked(TaskFile, **{name: getattr(module, name) for name in TaskFile.model_fields if hasattr(module, name)})
     metric = Metric(file.metric_name, file.higher_is_better, file.metric_unit, file.metric_decimals)
-    arguments = {name: _default(each) for name, each in inspect.signature(file.model).parameters.items()}
+    arguments = {name: each.default for name, each in inspect.signature(file.model).parameters.items()}
+    for name, value in arguments.items():
+        if name in OwnSettings.model_fields or hasattr(OwnSettings, name) or name.startswith("_"):
+            raise InputError(f"{name!r} is a name of the settings, so rename this argument of model()")
+        if value is inspect.Parameter.empty or not isinstance(value, int | float | str | tuple | None):
+            raise InputError(
+                f"the argument {name!r} of model() must have a default value that is a number, text, "
+                "True, False, None or a tuple of these"
+            )
     return Task(
         name=path.stem,
         about="your own model",
@@ -138,18 +146,6 @@ def _run(path: Path, text: str) -> ModuleType:
         lines = [frame.lineno for frame in frames if frame.filename == str(path)] or [getattr(error, "lineno", None)]
         raise InputError(f"line {lines[-1]}: {type(error).__name__}: {error}") from None
     return module
-
-
-def _default(argument: inspect.Parameter) -> Any:
-    name, value = argument.name, argument.default
-    if name in OwnSettings.model_fields or hasattr(OwnSettings, name) or name.startswith("_"):
-        raise InputError(f"{name!r} is a name of the settings, so rename this argument of model()")
-    if value is inspect.Parameter.empty or not isinstance(value, int | float | str | tuple | None):
-        raise InputError(
-            f"the argument {name!r} of model() must have a default value that is a number, text, "
-            "True, False, None or a tuple of these"
-        )
-    return value
 
 
 class OwnSettings(Recipe):

@@ -198,8 +198,7 @@ class Training:
         for group, full_rate in zip(self.optimizer.param_groups, self.full_rates, strict=True):
             group["lr"] = full_rate * factor
         self.optimizer.zero_grad()
-        share: float = 1
-        options = dict[str, Any]()
+        share, options = 1.0, dict[str, Any]()
         if fraction < 1:
             part, share = self.family.part(whole, chosen.shape[self.family.example_dim], fraction)
             options["ascent"] = lambda: self.family.loss(self.model, *part)
@@ -266,10 +265,10 @@ class Training:
 
     def chosen_weights(self) -> Weights | None:
         """The mean of the last epochs, or the best epoch on validation; None without a finite validation score."""
-        progress, checkpoints, averaged = self.progress, self.checkpoints, self.settings.average
+        progress, averaged = self.progress, self.settings.average
         if averaged and not progress.diverged:
-            return checkpoints.average(progress.epoch, min(averaged, progress.epoch))
-        return checkpoints.load(checkpoints.best)
+            return self.checkpoints.average(progress.epoch, min(averaged, progress.epoch))
+        return self.checkpoints.load(self.checkpoints.best)
 
     def show(self, steps: int) -> None:
         progress, epochs = self.progress, self.settings.epochs
@@ -299,24 +298,22 @@ class Training:
         """Resume from the checkpoint if there is one."""
         file = self.checkpoints.last
         saved = self.checkpoints.load(file)
-        if saved is not None:
-            try:
-                self._restore(saved)
-            except Exception:  # a part that is missing or of another model; the kind of error depends on which
-                raise self.checkpoints.damaged(file) from None
-
-    def _restore(self, saved: dict[str, Any]) -> None:
-        self.plain_model.load_state_dict(saved["model"])
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self.progress = Progress(**saved["progress"])
-        self.loss.fill_(self.progress.loss)
-        self.carried = send_to_device(saved["carried"], self.accelerator.device)
-        if isinstance(self.sharp, SharpBackward) and "schedule" in saved:
-            states, own = saved["schedule"], self.accelerator.process_index
-            self.sharp.load_state_dict(states[own if own < len(states) else 0])
-        vars(self.walks).update(send_to_device(saved["walks"], self.accelerator.device))
-        if self.norms is not None:
-            self.norms.load_state_dict(saved["norms"])
+        if saved is None:
+            return
+        try:
+            self.plain_model.load_state_dict(saved["model"])
+            self.optimizer.load_state_dict(saved["optimizer"])
+            self.progress = Progress(**saved["progress"])
+            self.loss.fill_(self.progress.loss)
+            self.carried = send_to_device(saved["carried"], self.accelerator.device)
+            if isinstance(self.sharp, SharpBackward) and "schedule" in saved:
+                states, own = saved["schedule"], self.accelerator.process_index
+                self.sharp.load_state_dict(states[own if own < len(states) else 0])
+            vars(self.walks).update(send_to_device(saved["walks"], self.accelerator.device))
+            if self.norms is not None:
+                self.norms.load_state_dict(saved["norms"])
+        except Exception:  # a part that is missing or of another model; the kind of error depends on which
+            raise self.checkpoints.damaged(file) from None
 
 
 def finite(number: float) -> float | None:
