@@ -193,11 +193,9 @@ BROKEN = {
 def test_a_broken_file_gets_one_sentence(text, tmp_path, command):
     file = tmp_path / "broken.py"
     file.write_text(text)
-    ended = command("train", file, "--out", tmp_path / "runs", "--cpu")
-    assert ended.code == 2
-    assert BROKEN[text] in ended.err
-    assert "broken.py" in ended.err
-    assert ended.err.count("\n") == 1
+    told = command("train", file, "--out", tmp_path / "runs", "--cpu").refused()
+    assert BROKEN[text] in told
+    assert "broken.py" in told
 
 
 WRONG = {
@@ -219,9 +217,7 @@ def test_a_function_that_returns_something_else_gets_one_sentence(more, line, tm
 
 
 def test_a_missing_file_is_told(tmp_path, command):
-    ended = command("train", tmp_path / "absent.py")
-    assert ended.code == 2
-    assert "absent.py cannot be read" in ended.err
+    assert "absent.py cannot be read" in command("train", tmp_path / "absent.py").refused()
     with pytest.raises(InputError, match=r"or a Python file such as task.py, got 'imbd'"):
         make("imbd")
 
@@ -282,9 +278,7 @@ def test_a_trained_model_predicts_from_its_folder_alone(line, tmp_path, command)
     shutil.rmtree(tmp_path / "runs")
     inputs = tmp_path / "inputs.txt"
     inputs.write_text("0.5\n\n-1\n")
-    ended = command("predict", folder, inputs, "--json", "--cpu")
-    assert ended.code == 0, ended.err
-    found = [json.loads(text) for text in ended.out.splitlines()]
+    found = [json.loads(text) for text in command("predict", folder, inputs, "--json", "--cpu").done().out.splitlines()]
     trained = load(folder, cpu=True)
     expected = [round(float(trained.model(torch.tensor([[x]])).detach()), 4) for x in (0.5, -1.0)]
     assert [each["y"] for each in found] == expected
@@ -303,12 +297,9 @@ def test_analyses_use_the_copy_if_the_file_has_changed(line, tmp_path, command):
     name = plan.name(record.data.hash)
     options = ("--out", tmp_path / "analysis", "--rows", 8, "--cpu", "--json")
     given = ("sharpness", tmp_path / f"runs/{name}.json", *options)
-    ended = command(*given)
-    assert ended.code == 0, ended.err
+    command(*given).done()
     (tmp_path / "runs" / name / "task.py").unlink()
-    ended = command(*given[:-1], "--seed", 1)
-    assert ended.code == 2
-    assert "copy the whole folder of the run" in ended.err
+    assert "copy the whole folder of the run" in command(*given[:-1], "--seed", 1).refused()
 
 
 def test_a_file_that_changes_while_its_runs_wait_is_not_run(line, tmp_path, monkeypatch):

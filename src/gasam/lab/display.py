@@ -31,7 +31,6 @@ def say(text: str, to: Console = errors, style: str | None = None) -> None:
 
 
 def print_table(table: Table, files: Iterable[Path] = ()) -> None:
-    """Print a table with its notes, and where it is saved."""
     say(table.title, console)
     console.print(table.terminal())
     for note in table.notes:

@@ -211,8 +211,8 @@ class Walk(BaseModel):
         """The replacement for loss.backward(); without a size it is a plain pass."""
         passes: Any = {"backward": backward, "around": gasam.same_noise() if self.same_noise else plainly}
         if self.moved == "embeddings":
-            ball = {"norm": self.norm, "steps": self.steps, "example_dim": family.example_dim}
-            return gasam.FreeLB(family.embeddings(model), self.epsilon or 0.0, **ball, **passes)
+            passes |= {"norm": self.norm, "steps": self.steps, "example_dim": family.example_dim}
+            return gasam.FreeLB(family.embeddings(model), self.epsilon or 0.0, **passes)
         return SharpBackward(model, self.perturbation(), schedule=self.schedule(), **passes)
 
     def perturbation(self) -> Perturbation:

@@ -201,13 +201,13 @@ def data(*, get: str | None = None, data_dir: Path | None = None, json: bool = F
         found = {task: [asdict(file) | {"path": str(file.path)} for file in files] for task, files in states.items()}
         print_json({"directory": str(directory), "tasks": found})
         return
-    rows = []
+    rows = list[dict[str, str]]()
     for task, file in ((task, file) for task, files in states.items() for file in files):
-        size = "optional" if file.substitute else "missing"
+        size, checksum = "optional" if file.substitute else "missing", ""
         if file.size is not None:
             size = f"{file.size / 2**20:.1f} MB" if file.size >= 2**20 else f"{file.size / 2**10:.1f} kB"
-        known = {"ok": "ok", "different": "different"}.get(file.checksum, "" if file.size is None else "not known")
-        rows.append({"task": task, "file": file.name, "size": size, "checksum": known})
+            checksum = "not known" if file.checksum == "unknown" else file.checksum
+        rows.append({"task": task, "file": file.name, "size": size, "checksum": checksum})
     notes = (
         f"searched in {directory}; --data-dir or GASAM_DATA sets another folder",
         "`gasam data --get TASK` downloads the files of a task; the twins and your own data do not need them",

@@ -59,7 +59,6 @@ def lines(path: Path | None) -> Iterator[str]:
 
 
 def aligned(source: Path, target: Path) -> list[tuple[str, str]]:
-    """Pairs of lines with the same number in two files, stripped."""
     first, second = ([line.strip() for line in lines(path)] for path in (source, target))
     if len(first) != len(second):
         raise InputError(

@@ -75,7 +75,6 @@ def prepare(plans: Iterable[Plan], folder: Path) -> list[Job]:
 
 
 def train(job: Job, folder: Path, on_update: OnUpdate, **options: Any) -> Record:
-    """The work of a training job; the options are those of `training.run.run`."""
     return run(job.plan, folder, on_update=on_update, data=job.data, **options)
 
 
@@ -105,7 +104,6 @@ def do_all(jobs: Sequence[Job], folder: Path, engine: Engine, on_event: OnEvent,
 
 
 def raise_failed(jobs: Iterable[Job]) -> None:
-    """Raise `RunFailedError` if a job has no record."""
     if failed := [f"{job.name}: {job.error} ({job.log})" for job in jobs if job.record is None]:
         raise RunFailedError("; ".join(failed))
 

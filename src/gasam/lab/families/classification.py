@@ -68,7 +68,6 @@ class Classification(Family[Settings]):
 
     @torch.no_grad()
     def _scores(self, model: nn.Module, inputs: Tensor) -> Tensor:
-        """The scores of all classes, on the CPU."""
         device = next(model.parameters()).device
         return torch.cat([model(some.to(device)).cpu() for some in torch.split(inputs, self.inputs_at_once)])
 

@@ -252,7 +252,7 @@ class Family(ABC, Generic[Settings]):
         raise NotImplementedError
 
     def read(self, split: Split, rows: Tensor) -> Any:
-        """Examples as tensors: usually in a tuple, but a dictionary or a nested structure is allowed."""
+        """Examples as tensors, usually in a tuple; any nested structure is allowed."""
         raise NotImplementedError
 
     def batches(self, order: Generator) -> Sequence[Any]:
@@ -296,7 +296,6 @@ class Family(ABC, Generic[Settings]):
         return 0.0
 
     def validate(self, model: nn.Module) -> float:
-        """The validation score after an epoch."""
         return self.measure(model, "valid").value
 
     @abstractmethod
@@ -312,7 +311,6 @@ class Family(ABC, Generic[Settings]):
         return [module for module in model.modules() if isinstance(module, nn.Embedding)]
 
     def remarks(self) -> dict[str, Any]:
-        """Further entries for the record of a run."""
         return {}
 
     @property
@@ -329,7 +327,6 @@ class Family(ABC, Generic[Settings]):
         """What the model, in eval mode, says about each input, as JSON values, in the order of the inputs."""
 
     def line(self, prediction: Mapping[str, Any]) -> str:
-        """A prediction as one line of text."""
         return json.dumps(prediction, ensure_ascii=False)
 
     def whole_input(self, model: nn.Module, inputs: Sequence[Any]) -> dict[str, Any]:

@@ -116,7 +116,6 @@ class Translation(Family[TransformerSettings]):
 
     @cached_property
     def sides(self) -> dict[Split, list[tuple[Tensor, ...]]]:
-        """The source lines and the target lines of each split."""
         return {
             split: [torch.split(words, lengths.tolist()) for words, lengths in (part["source"], part["target"])]
             for split, part in self.data.splits.items()
@@ -153,7 +152,6 @@ class Translation(Family[TransformerSettings]):
         return list(rows[order].tensor_split(cuts))
 
     def batches(self, order: Generator) -> Sequence[Tensor]:
-        """The batches in random order."""
         chosen = self._packed("train", torch.randperm(self.count("train"), generator=order))
         return [chosen[i] for i in torch.randperm(len(chosen), generator=order).tolist()]
 

@@ -324,7 +324,6 @@ class Comparison:
         return [curves, differences] if differences.values else [curves]
 
     def walks(self) -> list[Chart]:
-        """What was recorded about the walks of every epoch."""
         methods, found = {row.label: row.method for row in self.rows}, []
         for name, title in WALKS.items():
             points = self._points("epoch", name)

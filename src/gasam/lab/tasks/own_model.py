@@ -195,7 +195,6 @@ class Examples:
         return self.count
 
     def only(self, chosen: Tensor) -> Examples:
-        """The examples with these numbers."""
         given = self.batch(chosen) if self.in_tensors else Subset(self.given, chosen.tolist())
         return Examples(given, self.split)
 
@@ -236,7 +235,7 @@ class OwnCorpus(Corpus):
         states = random.getstate(), numpy.random.get_state()
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            _seed_others(0)
+            _seed_others(0)  # which random changes of examples may use, too
             for split in SPLITS:
                 examples: Any = self.split(split)
                 sha.update(f"\1{split}".encode())
@@ -249,7 +248,6 @@ class OwnCorpus(Corpus):
 
 
 def _seed_others(seed: int) -> None:
-    """Seed the generators that random changes of examples may use beside torch's."""
     random.seed(seed)
     numpy.random.seed(seed)
 

@@ -171,7 +171,6 @@ class Risk:
         return [torch.randn(len(self.home), dtype=torch.float64, generator=draw).to(self.device) for _ in range(count)]
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
-        """The parts of a flat vector by name."""
         parts = split_views(vector, self.weights)
         return {name: part.clone() for name, part in zip(self.names, parts, strict=True)}
 
