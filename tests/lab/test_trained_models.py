@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import refusal
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 from gasam.lab import load
-from gasam.lab.errors import InputError
 from gasam.lab.families.family import Sampling
 from gasam.lab.families.translation import PAD
 from gasam.lab.tasks import Origin
@@ -236,8 +236,8 @@ def test_translations_are_those_of_evaluation(trained, command, data_dir, tmp_pa
     assert ended.out.splitlines() == expected
     loaded = load(trained["en-vi baseline"], cpu=True)
     assert [each["translation"] for each in loaded.predict(texts)] == expected
-    with pytest.raises(InputError, match="the input has a text of 2,501 tokens, but 2,048 is the limit: split it"):
-        loaded.predict(["dog " * 2_500])
+    told = "the input has a text of 2,501 tokens, but 2,048 is the limit: split it"
+    assert told in refusal(loaded.predict, ["dog " * 2_500])
 
 
 def test_inputs_are_read_from_standard_input_and_every_kind_of_file(folder, command, tmp_path, typed):
@@ -375,10 +375,8 @@ def test_a_diverged_run_has_no_weights_to_use(command, tmp_path):
 
 
 def not_loaded(file, *words, origin=None):
-    with pytest.raises(InputError) as raised:
-        load(file, origin or Origin(), cpu=True)
-    assert all(word in str(raised.value) for word in words), str(raised.value)
-    assert "\n" not in str(raised.value)
+    told = refusal(load, file, origin or Origin(), cpu=True)
+    assert all(word in told for word in words), told
 
 
 def test_a_run_finds_its_own_files_by_itself_or_names_what_is_missing(tmp_path, monkeypatch):
@@ -410,13 +408,10 @@ def test_a_run_finds_its_own_files_by_itself_or_names_what_is_missing(tmp_path, 
 def test_wrong_arguments_are_told_in_one_sentence(trained):
     not_loaded(trained["digits baseline"], "digits has its own data", origin=Origin(train="a.csv"))
     loaded = with_data(trained, "imdb")
-    with pytest.raises(InputError, match="split must be one of train, valid, test, got 'dev'"):
-        loaded.examples("dev", 3)
+    assert "split must be one of train, valid, test, got 'dev'" in refusal(loaded.examples, "dev", 3)
     assert loaded.predict([]) == []
-    with pytest.raises(InputError, match="inputs must be a list, such as \\['a film'\\], got one str"):
-        loaded.predict("a film")
-    with pytest.raises(InputError, match="input 2 of 2 is blank: leave it out"):
-        loaded.predict(["a film", " "])
+    assert "inputs must be a list, such as ['a film'], got one str" in refusal(loaded.predict, "a film")
+    assert "input 2 of 2 is blank: leave it out" in refusal(loaded.predict, ["a film", " "])
 
 
 def test_a_large_file_is_read_piece_by_piece(trained, tmp_path):
