@@ -43,6 +43,16 @@ class Ended(NamedTuple):
     out: str
     err: str
 
+    def done(self):
+        """Itself, if the command did what was asked."""
+        assert self.code == 0, self.err
+        return self
+
+    def refused(self):
+        """The one sentence that it said, if it took its input for bad and printed nothing else."""
+        assert (self.code, self.out, self.err[:7], self.err.count("\n")) == (2, "", "gasam: ", 1), self.err
+        return self.err[7:]
+
 
 @pytest.fixture
 def command(monkeypatch, capsys):

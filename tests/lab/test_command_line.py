@@ -28,8 +28,7 @@ def test_tasks_are_listed(command):
     assert found["imdb"].keys() == {"about", "data", "metric", "sizes"}
     assert set(found["imdb"]["sizes"]) == {"paper", "small", "tiny"}
     assert found["imdb"]["sizes"]["paper"]["vocabulary"] == 30_000
-    shown = command("tasks")
-    assert shown.code == 0
+    shown = command("tasks").done()
     assert all(name in shown.out for name in TASKS)
 
 
@@ -38,8 +37,7 @@ def test_methods_are_listed_with_their_walks_and_where_these_come_from(command):
     assert found.keys() == METHODS.keys()
     assert found["sam"]["epsilon"] == 5e-3
     assert found["ga-sam"] | {"norm": "inf", "epsilon": 8e-6, "steps": 1, "source": "paper"} == found["ga-sam"]
-    shown = command("methods", "--task", "en-vi", "--size", "paper")
-    assert shown.code == 0
+    shown = command("methods", "--task", "en-vi", "--size", "paper").done()
     assert "epsilon 0.000219727, L-inf, K = 2, start epoch 30" in shown.out
     digits = json.loads(command("methods", "--task", "digits", "--json").out)
     assert digits["freelb"]["source"].startswith("freelb moves word embeddings, but the model of digits has")
@@ -52,8 +50,7 @@ def test_data_is_listed_with_what_was_found_where(command, data_dir, tmp_path):
     [train] = [file for file in found["tasks"]["imdb"] if file["name"].endswith("imdb/train.jsonl.gz")]
     assert train["size"] == (data_dir / "imdb/train.jsonl.gz").stat().st_size
     assert Path(train["path"]).is_file()
-    shown = command("data", "--data-dir", tmp_path)
-    assert shown.code == 0
+    shown = command("data", "--data-dir", tmp_path).done()
     assert f"searched in {tmp_path}" in shown.out
     assert "missing" in shown.out
 
@@ -62,8 +59,7 @@ def test_one_run_is_printed_and_recorded_and_results_show_it(command, tmp_path):
     arguments = ("train", "digits", "--method", "ga-sam", "--size", "tiny", "--seed", 3, "--cpu", "--out", tmp_path)
     shown = command(
         *arguments, "--steps", 2, "--norm", 2, "--epsilon", 0.01, "--set", "hidden=[9]", "--set", "rows=null"
-    )
-    assert shown.code == 0
+    ).done()
     [file] = tmp_path.glob("*.json")
     record = json.loads(file.read_text())
     assert record.keys() >= REQUIRED
@@ -97,9 +93,10 @@ def test_compare_on_a_table_of_ones_own(command, tmp_path, monkeypatch):
         write_csv(tmp_path / name, rows)
     files = shlex.split("--train a.csv --valid b.csv --test c.csv --text-column text --label-column label")
     for method in ("baseline", "ga-sam"):
-        assert command("train", "classify", *files, "--method", method, "--size", "tiny").code == 0
-    ended = command("compare", "classify", *files, *shlex.split("--methods baseline,ga-sam --seeds 2 --size tiny"))
-    assert ended.code == 0
+        command("train", "classify", *files, "--method", method, "--size", "tiny").done()
+    ended = command(
+        "compare", "classify", *files, *shlex.split("--methods baseline,ga-sam --seeds 2 --size tiny")
+    ).done()
     assert "2 of 4 runs are already there, not run again" in ended.err
     assert "held out" not in ended.err
     assert len(list(Path("runs").glob("classify-tiny-*.json"))) == 4
@@ -116,8 +113,7 @@ def test_compare_on_a_table_of_ones_own(command, tmp_path, monkeypatch):
 def test_train_on_pairs_of_ones_own_holds_out_what_to_judge_by(command, tmp_path):
     files = [write_lines(tmp_path / f"a.{name}", [f"{sentence(i)} {name}" for i in range(60)]) for name in ("de", "en")]
     words = ("--train", ",".join(map(str, files)), "--size", "tiny", "--cpu", "--out", tmp_path / "runs", "--json")
-    ended = command("train", "translate", *words)
-    assert ended.code == 0
+    ended = command("train", "translate", *words).done()
     record = json.loads(ended.out)
     [note] = record["data"]["notes"]
     assert note.startswith("valid and test: 6 of the 60 examples of a.de")
@@ -132,8 +128,7 @@ def test_reproduce_runs_what_is_missing_of_a_table(command, tmp_path):
         run(plan, tmp_path, cpu=True)
     ended = command(
         "reproduce", "table1", "--size", "tiny", "--tasks", "imdb", "--seeds", 1, "--cpu", "--out", tmp_path
-    )
-    assert ended.code == 0
+    ).done()
     assert "5 of 6 runs are already there, not run again" in ended.err
     assert (tmp_path / f"{missing.name(missing.data().hash)}.json").is_file()
     assert "86.11 ± 0.22" in ended.out

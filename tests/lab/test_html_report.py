@@ -116,15 +116,13 @@ def test_many_configurations_begin_with_the_main_ones():
 
 
 def test_the_command_lists_the_runs_and_writes_the_page(command, tmp_path):
-    empty = command("report", tmp_path)
-    assert empty.code == 2
-    assert empty.err == f"gasam: no records in {tmp_path}: train something first, or name another folder\n"
+    told = command("report", tmp_path).refused()
+    assert told == f"no records in {tmp_path}: train something first, or name another folder\n"
     folder = tmp_path / "runs"
     for each in digits():
         records.write(folder / f"{each.name}.json", each)
     (folder / "torn.json").write_text('{"task": ')
-    ended = command("report", folder, "--html", tmp_path / "new" / "page.html")
-    assert ended.code == 0
+    ended = command("report", folder, "--html", tmp_path / "new" / "page.html").done()
     assert "digits, size tiny: GA-SAM is better than Baseline" in ended.out
     assert ended.out.splitlines()[-1] == f"saved: {tmp_path / 'new' / 'page.html'}"
     assert "torn.json is not a record" in ended.err

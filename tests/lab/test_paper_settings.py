@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from refusals import refusal
 
 from gasam import FreeLB, Perturbation, Schedule, SharpBackward, recommended
 from gasam.lab.api import expanded
@@ -179,10 +180,10 @@ def test_given_options_are_used_and_the_rest_is_kept():
     ],
 )
 def test_a_wrong_walk_is_refused_in_one_sentence(method, given, told):
-    with pytest.raises(InputError) as caught:
-        walk_for(method, "imdb", "small", 10, **given) if "source" not in given else make("imdb", method, walk=given)
-    assert str(caught.value).startswith(told)
-    assert "\n" not in str(caught.value)
+    if "source" in given:
+        assert refusal(make, "imdb", method, walk=given).startswith(told)
+    else:
+        assert refusal(walk_for, method, "imdb", "small", 10, **given).startswith(told)
 
 
 def test_family_stands_for_the_methods_that_the_model_allows(capsys):
@@ -275,10 +276,7 @@ def test_models_of_the_paper_have_the_weights_that_its_numbers_give(task):
     ],
 )
 def test_a_wrong_setting_is_refused_in_one_sentence(task, name, value, told):
-    with pytest.raises(InputError) as caught:
-        TASKS[task].settings("tiny", **{name: value})
-    assert str(caught.value).startswith(told)
-    assert "\n" not in str(caught.value)
+    assert refusal(TASKS[task].settings, "tiny", **{name: value}).startswith(told)
 
 
 def test_null_takes_a_limit_away_and_a_whole_number_is_the_same_number():

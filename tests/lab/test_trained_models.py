@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import refusal
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 from gasam.lab import load
-from gasam.lab.errors import InputError
 from gasam.lab.families.family import Sampling
 from gasam.lab.families.translation import PAD
 from gasam.lab.tasks import Origin
@@ -161,8 +161,7 @@ def test_classes_are_those_of_the_model_and_their_accuracy_is_the_records(comman
     plan = make("classify", "baseline", "tiny", origin=Origin(**files, text_column="review", label_column="stars"))
     record = run(plan, tmp_path / "runs", cpu=True)
     [file] = (tmp_path / "runs").glob("*.json")
-    ended = command("predict", file, files["test"], "--json", "--cpu")
-    assert ended.code == 0, ended.err
+    ended = command("predict", file, files["test"], "--json", "--cpu").done()
     found = [json.loads(line) for line in ended.out.splitlines()]
     assert [each["line"] for each in found] == list(range(2, 602))
     right = sum(each["class"] == ("yes" if i % 3 else "no") for i, each in enumerate(found))
@@ -177,8 +176,7 @@ def test_classes_are_those_of_the_model_and_their_accuracy_is_the_records(comman
 def test_the_perplexity_of_a_text_is_that_of_evaluation(trained, command, data_dir):
     known = with_data(trained, "ptb")
     file = data_dir / "ptb/ptb.test.txt.gz"
-    ended = command("predict", trained["ptb baseline"], file, "--json", "--words", 0, "--cpu")
-    assert ended.code == 0, ended.err
+    ended = command("predict", trained["ptb baseline"], file, "--json", "--words", 0, "--cpu").done()
     *lines, whole = map(json.loads, ended.out.splitlines())
     assert whole["whole_input"]["perplexity"] == pytest.approx(known.record.test, rel=EXACT)
     assert whole["whole_input"]["words"] == len(known.family.data["test"]) - 1
@@ -234,21 +232,19 @@ def test_translations_are_those_of_evaluation(trained, command, data_dir, tmp_pa
     expected = known.family.translate(known.model, known.family.sides["test"][0])
     texts = gzip.decompress((data_dir / "iwslt15/tst2013.en.gz").read_bytes()).decode().splitlines()[: len(expected)]
     file = write_lines(tmp_path / "source.en.gz", texts)
-    ended = command("predict", trained["en-vi baseline"], file, "--cpu")
-    assert ended.code == 0, ended.err
+    ended = command("predict", trained["en-vi baseline"], file, "--cpu").done()
     assert ended.out.splitlines() == expected
     loaded = load(trained["en-vi baseline"], cpu=True)
     assert [each["translation"] for each in loaded.predict(texts)] == expected
-    with pytest.raises(InputError, match="the input has a text of 2,501 tokens, but 2,048 is the limit: split it"):
-        loaded.predict(["dog " * 2_500])
+    told = "the input has a text of 2,501 tokens, but 2,048 is the limit: split it"
+    assert told in refusal(loaded.predict, ["dog " * 2_500])
 
 
 def test_inputs_are_read_from_standard_input_and_every_kind_of_file(folder, command, tmp_path, typed):
     place = folder("imdb")
     texts = ["a fine film", "dull", "the quick brown fox"]
     typed("\n".join(texts))
-    expected = command("predict", place, "-", "--cpu")
-    assert expected.code == 0, expected.err
+    expected = command("predict", place, "-", "--cpu").done()
     assert len(expected.out.splitlines()) == 3
     label, shares = expected.out.splitlines()[0].split("\t")
     assert shares.startswith(f"{label} 0.")
@@ -293,8 +289,7 @@ def test_images_are_read_as_lines_of_pixels_json_or_idx(folder, command, tmp_pat
         "t5-images-idx3-ubyte.gz": idx(2051, [5, 8, 8], bytes(pixels.flatten().tolist())),
     }
     for name, content in files.items():
-        ended = command("predict", place, write(tmp_path / name, content), "--json", "--cpu")
-        assert ended.code == 0, ended.err
+        ended = command("predict", place, write(tmp_path / name, content), "--json", "--cpu").done()
         found = [json.loads(line) for line in ended.out.splitlines()]
         first = 2 if name == "table.csv" else 1
         assert found == [{"line": first + i} | each for i, each in enumerate(expected)], name
@@ -303,10 +298,7 @@ def test_images_are_read_as_lines_of_pixels_json_or_idx(folder, command, tmp_pat
 
 
 def refused(ended, sentence):
-    assert ended.code == 2
-    assert ended.err.startswith(f"gasam: {sentence}"), ended.err
-    assert ended.err.count("\n") == 1
-    assert ended.out == ""
+    assert ended.refused().startswith(sentence), ended.err
 
 
 BAD_INPUTS = {
@@ -383,10 +375,8 @@ def test_a_diverged_run_has_no_weights_to_use(command, tmp_path):
 
 
 def not_loaded(file, *words, origin=None):
-    with pytest.raises(InputError) as raised:
-        load(file, origin or Origin(), cpu=True)
-    assert all(word in str(raised.value) for word in words), str(raised.value)
-    assert "\n" not in str(raised.value)
+    told = refusal(load, file, origin or Origin(), cpu=True)
+    assert all(word in told for word in words), told
 
 
 def test_a_run_finds_its_own_files_by_itself_or_names_what_is_missing(tmp_path, monkeypatch):
@@ -418,13 +408,10 @@ def test_a_run_finds_its_own_files_by_itself_or_names_what_is_missing(tmp_path, 
 def test_wrong_arguments_are_told_in_one_sentence(trained):
     not_loaded(trained["digits baseline"], "digits has its own data", origin=Origin(train="a.csv"))
     loaded = with_data(trained, "imdb")
-    with pytest.raises(InputError, match="split must be one of train, valid, test, got 'dev'"):
-        loaded.examples("dev", 3)
+    assert "split must be one of train, valid, test, got 'dev'" in refusal(loaded.examples, "dev", 3)
     assert loaded.predict([]) == []
-    with pytest.raises(InputError, match="inputs must be a list, such as \\['a film'\\], got one str"):
-        loaded.predict("a film")
-    with pytest.raises(InputError, match="input 2 of 2 is blank: leave it out"):
-        loaded.predict(["a film", " "])
+    assert "inputs must be a list, such as ['a film'], got one str" in refusal(loaded.predict, "a film")
+    assert "input 2 of 2 is blank: leave it out" in refusal(loaded.predict, ["a film", " "])
 
 
 def test_a_large_file_is_read_piece_by_piece(trained, tmp_path):

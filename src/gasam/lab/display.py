@@ -31,7 +31,6 @@ def say(text: str, to: Console = errors, style: str | None = None) -> None:
 
 
 def print_table(table: Table, files: Iterable[Path] = ()) -> None:
-    """Print a table with its notes, and where it is saved."""
     say(table.title, console)
     console.print(table.terminal())
     for note in table.notes:
@@ -61,12 +60,9 @@ def outcome(record: Any) -> str:
 
 
 class Live:
-    """Live progress on standard error: on a terminal, a bar for each running job.
+    """Live progress on standard error: a line when a job ends, and on a terminal a bar for each running job.
 
-    If it is not a terminal, a line is printed when a job ends, and for a single run also after every epoch.
-
-    Args:
-        total: The number of jobs; None if it is not known.
+    `total` is the number of jobs; None if it is not known.
     """
 
     def __init__(self, total: int | None) -> None:

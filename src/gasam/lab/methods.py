@@ -14,19 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from torch import nn
 
 import gasam.family
-from gasam import (
-    FreeLB,
-    Perturbation,
-    Schedule,
-    SharpBackward,
-    asam,
-    ga_sam,
-    layer_sam,
-    multi_step_defense,
-    recommended,
-    sam,
-    same_noise,
-)
+from gasam import Perturbation, Schedule, SharpBackward
 from gasam.family.random_offsets import RandomDirection
 from gasam.lab.errors import InputError, checked
 from gasam.lab.families.family import Family
@@ -42,23 +30,14 @@ Walks = Literal["paper", "recommended"]
 
 @dataclass(frozen=True)
 class Method:
-    """A method that can be compared.
+    """A method that can be compared."""
 
-    Args:
-        name: The name on the command line and in records.
-        title: The name in tables.
-        about: What the method minimises, in a few words.
-        preset: Every option of the walk except its size; without `make` only a named scale, granularity, risk and norm.
-        moved: What a walk moves.
-        make: The function that makes the preset, for a method of `gasam.family`; its own options belong to a run.
-    """
-
-    name: str
-    title: str
-    about: str
-    preset: Perturbation
-    moved: Literal["nothing", "weights", "embeddings"] = "weights"
-    make: Callable[..., Perturbation] | None = None
+    name: str  # on the command line and in records
+    title: str  # in tables
+    about: str  # what it minimises, in a few words
+    preset: Perturbation  # the walk without its size; without `make` only a named scale, granularity, risk and norm
+    moved: Literal["nothing", "weights", "embeddings"] = "weights"  # by a walk
+    make: Callable[..., Perturbation] | None = None  # makes the preset of a method of `gasam.family`, with its options
 
     @property
     def options(self) -> dict[str, Any]:
@@ -74,14 +53,14 @@ class Method:
 TABLE1 = ("baseline", "sam", "asam", "layer-sam", "multi-step-defense", "ga-sam")
 _MEAN = "the mean loss over a walk"
 _ALL = (
-    Method("baseline", "Baseline", "plain training", sam(0), moved="nothing"),
-    Method("sam", "SAM", "the loss at the worst point of a plain ball", sam(0)),
-    Method("asam", "ASAM", "SAM with T = |w| for each weight", asam(0)),
-    Method("asam-filter", "ASAM (filter)", "SAM with T = |w| for each filter", asam(0, granularity="filter")),
-    Method("layer-sam", "Layer-SAM", "SAM with T = |w| / |g| for each tensor", layer_sam(0)),
-    Method("multi-step-defense", "Multi-step Defense", f"{_MEAN} in a plain ball", multi_step_defense(0)),
-    Method("ga-sam", "GA-SAM", f"{_MEAN} with T = sqrt(n_i) / (|g_i| sqrt(n))", ga_sam(0)),
-    Method("freelb", "FreeLB", f"{_MEAN} of noise on word embeddings", multi_step_defense(0), moved="embeddings"),
+    Method("baseline", "Baseline", "plain training", gasam.sam(0), moved="nothing"),
+    Method("sam", "SAM", "the loss at the worst point of a plain ball", gasam.sam(0)),
+    Method("asam", "ASAM", "SAM with T = |w| for each weight", gasam.asam(0)),
+    Method("asam-filter", "ASAM (filter)", "SAM with T = |w| for each filter", gasam.asam(0, granularity="filter")),
+    Method("layer-sam", "Layer-SAM", "SAM with T = |w| / |g| for each tensor", gasam.layer_sam(0)),
+    Method("multi-step-defense", "Multi-step Defense", f"{_MEAN} in a plain ball", gasam.multi_step_defense(0)),
+    Method("ga-sam", "GA-SAM", f"{_MEAN} with T = sqrt(n_i) / (|g_i| sqrt(n))", gasam.ga_sam(0)),
+    Method("freelb", "FreeLB", f"{_MEAN} of noise on word embeddings", gasam.multi_step_defense(0), moved="embeddings"),
 )
 _ABLATED: Mapping[str, tuple[str, str, dict[str, Any]]] = {
     "single-step": ("Single-step", "SAM's risk: only the last point", {"risk": "final"}),
@@ -94,7 +73,8 @@ _ABLATED: Mapping[str, tuple[str, str, dict[str, Any]]] = {
 }
 """Methods of the paper's Table 2 that change one part of GA-SAM: title, part and option."""
 _CHANGED = (
-    Method(name, title, f"GA-SAM with {part}", ga_sam(0, **option)) for name, (title, part, option) in _ABLATED.items()
+    Method(name, title, f"GA-SAM with {part}", gasam.ga_sam(0, **option))
+    for name, (title, part, option) in _ABLATED.items()
 )
 
 
@@ -225,20 +205,15 @@ class Walk(BaseModel):
         method = self.perturbation().method
         return method is not None and not method.clean_pass
 
-    def backward(self, family: Family[Any], model: nn.Module, backward: Callable[..., None]) -> SharpBackward | FreeLB:
+    def backward(
+        self, family: Family[Any], model: nn.Module, backward: Callable[..., None]
+    ) -> SharpBackward | gasam.FreeLB:
         """The replacement for loss.backward(); without a size it is a plain pass."""
-        around = same_noise() if self.same_noise else plainly
+        passes: Any = {"backward": backward, "around": gasam.same_noise() if self.same_noise else plainly}
         if self.moved == "embeddings":
-            return FreeLB(
-                family.embeddings(model),
-                self.epsilon or 0.0,
-                norm=self.norm,
-                steps=self.steps,
-                example_dim=family.example_dim,
-                backward=backward,
-                around=around,
-            )
-        return SharpBackward(model, self.perturbation(), schedule=self.schedule(), backward=backward, around=around)
+            passes |= {"norm": self.norm, "steps": self.steps, "example_dim": family.example_dim}
+            return gasam.FreeLB(family.embeddings(model), self.epsilon or 0.0, **passes)
+        return SharpBackward(model, self.perturbation(), schedule=self.schedule(), **passes)
 
     def perturbation(self) -> Perturbation:
         names = {field.name for field in fields(Perturbation)} & type(self).model_fields.keys() - {"method"}
@@ -249,13 +224,8 @@ class Walk(BaseModel):
         return Perturbation(**given) if make is None else replace(make(0, **self.options), **given)
 
     def schedule(self) -> Schedule | None:
-        made = Schedule(
-            progress=self.walk_progress,
-            start=self.walk_start,
-            warmup=self.walk_warmup,
-            every=self.every,
-            weight=self.weight,
-        )
+        times = {name: getattr(self, f"walk_{name}") for name in ("progress", "start", "warmup")}
+        made = Schedule(**times, every=self.every, weight=self.weight)
         return None if made == Schedule() else made
 
     def identity(self) -> dict[str, Any]:
@@ -287,15 +257,13 @@ def in_words(name: str, value: Any) -> str:
 
 
 def walk_for(method: str, task: str, size: str, epochs: int, source: Walks | None = None, /, **given: Any) -> Walk:
-    """The walk of a method on a task.
+    """The walk of a method on a task: by default the paper's at size "paper", and the recommended one elsewhere.
 
-    It is the paper's at size "paper" where the appendix has an epsilon, and the recommended walk everywhere else.
-    A given epsilon takes the place of the paper's number, and a given budget of any.
+    Where the appendix has no epsilon it is the recommended one, too. A given epsilon takes the place of the paper's
+    number, and a given budget of any.
 
     Args:
-        method: The name of the method.
-        task: The name of the task.
-        size: The name of the size.
+        method: The name of the method, as `task` and `size` are names.
         epochs: The number of epochs of the run; it scales the paper's first epoch with a walk.
         source: Takes the paper's or the recommended walk in every size.
         given: Options of the walk by name, see `OPTIONS`, and the method's own; None values are ignored.
@@ -350,7 +318,7 @@ def _size(
         return {"norm": norm, "epsilon": epsilon, "steps": steps, "start_epoch": start, "source": "paper"}
     if source == "paper":
         raise InputError(f"the paper has no epsilon for {method.name} on {task}: leave out --walks paper")
-    perturbation, schedule = recommended(2)
+    perturbation, schedule = gasam.recommended(2)
     size_of = {"budget": perturbation.budget, "cap": perturbation.cap}
     if isinstance(method.preset.method, RandomDirection):  # which has no rise; each tensor moves as far as the cap
         size_of = {"epsilon": perturbation.cap}

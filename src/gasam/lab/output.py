@@ -149,13 +149,12 @@ def lines(
     """Lines of configurations: from three seeds on their mean with a band from the lowest to the highest seed.
 
     Args:
-        rows: Points with label, seed, x and y; `step` is what the points of seeds have in common, by default x. Points
-            without x or a finite y are left out.
+        rows: Points with label, seed, x and y; `step` is what the points of seeds have in common, by default x.
         methods: The method of each configuration, by its label, in the order of the legend.
         title: The title of the chart; `x` and `y` are those of its axes.
         log: The axes with a logarithmic scale: "", "x", "y" or "xy". An axis may begin at zero.
         marks: Lines across the chart: {"y": 0.5, "text": "chance"}.
-        height: The height in pixels.
+        height: In pixels.
     """
     values = _over_seeds(rows)
     colour, dashes = styled(methods)
@@ -183,11 +182,8 @@ def lines(
 def intervals(rows: Iterable[Row], methods: Mapping[str, str], *, title: str, x: str) -> Chart:
     """A line of text for each configuration, and below it its interval, its mean and a dot for every seed.
 
-    Args:
-        rows: Rows of kind `mean`, with value, text and, where there is an interval, low and high; and of kind `seed`,
-            with value. All have a label, and may have a text `told`.
-        methods: The method of each configuration, by its label, in the order of the rows.
-        title: The title of the chart; `x` is that of its axis.
+    Rows have a label, a value, and may have a text `told`; those of kind `mean` also a text and may have low and high,
+    those of kind `seed` do not.
     """
     colour = styled(methods)[0] | {"legend": None}
     y = {"field": "label", "type": "nominal", "sort": list(methods), "axis": None, "scale": {"paddingOuter": 0.3}}

@@ -45,8 +45,9 @@ class Metric:
         """What a difference of two scores is counted in."""
         return "points" if self.unit == "%" else self.name
 
-    def better(self, new: float, old: float | None) -> bool:
-        return old is None or (new > old if self.higher_is_better else new < old)
+    def gain(self, new: float, old: float) -> float:
+        """How much better the new score is."""
+        return new - old if self.higher_is_better else old - new
 
     def best(self, items: Iterable[T], score: Callable[[T], float]) -> T:
         return max(items, key=score) if self.higher_is_better else min(items, key=score)
@@ -74,14 +75,7 @@ class DataOfRun(BaseModel):
 
 
 class Summary(BaseModel):
-    """A run with its configuration and scores; the record of an analysis holds this part of its run.
-
-    Args:
-        walk: All options of the walk, and the source of its size.
-        valid: The score on the validation split; None if training diverged before it gave usable weights.
-        test: The score on the test split; None in the same case, and for the trial of a search.
-        gradient_evaluations: Number of gradient evaluations, each a forward and a backward pass of a whole batch.
-    """
+    """A run with its configuration and scores; the record of an analysis holds this part of its run."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -94,9 +88,9 @@ class Summary(BaseModel):
     walk: dict[str, Any]
     data: DataOfRun
     metric: Annotated[Metric, BeforeValidator(TypeAdapter(Metric).validate_python)]  # strict models take no dictionary
-    valid: FiniteFloat | None
-    test: FiniteFloat | None
-    gradient_evaluations: int | float = Field(gt=0)
+    valid: FiniteFloat | None  # None if training diverged before it gave usable weights
+    test: FiniteFloat | None  # None in the same case, and for the trial of a search
+    gradient_evaluations: int | float = Field(gt=0)  # forward and backward passes of a whole batch
 
     @property
     def key(self) -> str:
@@ -105,32 +99,18 @@ class Summary(BaseModel):
 
 
 class Record(Summary, Provenance):
-    """The record of a finished run. Read one with `record.read(Path("runs/NAME.json"))`.
+    """The record of a finished run. Read one with `record.read(Path("runs/NAME.json"))`."""
 
-    Args:
-        valid_error: Standard error of `valid`.
-        test_error: Standard error of `test`.
-        worthless: The metric of guessing without reading the input, on the test split.
-        best_epoch: The epoch with the best validation score, counted from 1.
-        diverged: Whether the loss became infinite or NaN.
-        updates: Number of optimizer steps.
-        seconds: Time of training.
-        parameters: Number of weights of the model.
-        curve: One row for each epoch: loss, validation score, gradient evaluations, seconds, and `walk`, the means over
-            the epoch's walks.
-        remarks: Further entries of the family of models, such as the signature of BLEU.
-    """
-
-    valid_error: float | None = None
+    valid_error: float | None = None  # the standard error of `valid`
     test_error: float | None = None
-    worthless: float | None = None
-    best_epoch: int | None = None
-    diverged: bool = False
-    updates: int
-    seconds: float
-    parameters: int
-    curve: list[dict[str, Any]]
-    remarks: dict[str, Any] = {}
+    worthless: float | None = None  # the metric of guessing without reading the input, on the test split
+    best_epoch: int | None = None  # on validation, counted from 1
+    diverged: bool = False  # whether the loss became infinite or NaN
+    updates: int  # steps of the optimizer
+    seconds: float  # of training
+    parameters: int  # weights of the model
+    curve: list[dict[str, Any]]  # a row for each epoch; `walk` has means over its walks
+    remarks: dict[str, Any] = {}  # of the family of models, such as the signature of BLEU
 
 
 class AnalysisRecord(Provenance):
@@ -154,17 +134,15 @@ def key_of(
 
 
 def read(file: Path) -> Record:
-    """Read the record of a run; raise `InputError` if the file is not one."""
     return read_as(Record, "a record", file)
 
 
 def read_analysis(file: Path) -> AnalysisRecord:
-    """Read the record of an analysis; raise `InputError` if the file is not one."""
     return read_as(AnalysisRecord, "the record of an analysis", file)
 
 
 def read_as(kind: type[Kind], what: str, file: Path) -> Kind:
-    """Read a JSON file as an object of the class `kind`; `what` is what the error message calls such a file."""
+    """Read a JSON file as an object of a class; raise `InputError` if it is not one, with `what` for the class."""
     try:
         return TypeAdapter(kind).validate_python(read_json(file))
     except ValidationError as error:
@@ -202,22 +180,17 @@ def code() -> dict[str, Any]:
 
 def machine(device: torch.device) -> dict[str, Any]:
     """The hardware of this process. Training is bit-identical only on machines with the same instruction set."""
+    file = Path("/proc/cpuinfo")
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    named = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return {
         "device": str(device),
         "processes": torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1,
         "threads": torch.get_num_threads(),
         "platform": platform.machine(),
-        "cpu": _cpu(),
+        "cpu": named[1] if named else platform.processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
     }
-
-
-def _cpu() -> str:
-    """The processor's model name, if the system provides it."""
-    file = Path("/proc/cpuinfo")
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    named = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return named[1] if named else platform.processor()
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -1,7 +1,4 @@
-"""Searches by Optuna on the validation split, for the size of a method's walk or for settings of training.
-
-The study's journal holds every trial, so a search that was killed goes on. No trial sees the test split.
-"""
+"""Searches by Optuna on the validation split, for the size of a method's walk or for settings of training."""
 
 from __future__ import annotations
 
@@ -75,7 +72,7 @@ class Search(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        """Refuse what cannot be searched, and ranges with a value that is not allowed, before anything is run."""
+        """Refuse what cannot be searched, before anything is run."""
         usual = self._usual()
         unknown = {name for name, value in self.space.items() if value is None or self.of_walk} - usual.keys()
         if unknown:
@@ -87,12 +84,11 @@ class Search(BaseModel):
             if self.of_walk and name != self.what and not isinstance(kind, CategoricalDistribution):
                 raise InputError(f"{name} must be a list of choices in this search, such as [0.1], got a range")
             for value in values_of(kind):
-                self.plan(first | {name: value})
+                self.plan(first | {name: value})  # raises for one that is not allowed
         return self
 
     @property
     def what(self) -> Quantity:
-        """The searched quantity."""
         usual: dict[str, Quantity] = {"nothing": "settings", "embeddings": "epsilon", "weights": "budget"}
         return self.quantity or usual[find_method(self.method).moved]
 
@@ -128,7 +124,6 @@ class Search(BaseModel):
         return self.plan().settings.space() | ({"budget": BUDGETS, "cap": CAPS} if self.what == "joint" else {})
 
     def name(self, data_hash: str) -> str:
-        """The name of the search. It depends on the settings, the ranges, the data and the seed."""
         plan, space = self.plan(), {name: str(each) for name, each in self.ranges.items()}
         text = json.dumps([plan.config(), self.method, space, data_hash, self.seed], sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -136,10 +131,7 @@ class Search(BaseModel):
 
 
 def distribution(name: str, value: Any, own: Any) -> BaseDistribution:
-    """What to draw from: "0.001..0.1", "1..100,log", a list of choices, or one value.
-
-    `own` is the present value of the setting. If it is a whole number, so are the values in between.
-    """
+    """What to draw from: "0.001..0.1", "1..100,log", a list or one value; whole numbers if the setting is one now."""
     if not isinstance(value, str) or ".." not in value:
         choices = list(value) if isinstance(value, tuple | list) else [value]
         if not choices:
@@ -199,10 +191,9 @@ def paper_order(known: Mapping[float, float], sizes: BaseDistribution, noise: fl
 class Finding(BaseModel):
     """What a search has found: the content of its JSON file.
 
-    `settings` are those of the task without the searched ones. `changes` are the chosen settings, for
-    `--settings-from`, and `walk` the options of the chosen walk, for `--tuned`. `plain` has the validation scores of
-    plain training, or of the task's own settings, by seed. A trial has its values, its scores and whether it was
-    chosen. `gain` is positive if the choice is better than plain training, and None if nothing was chosen.
+    `settings` are those that were searched around, `changes` the chosen ones, for `--settings-from`, and `walk` the
+    options of the chosen walk, for `--tuned`. `plain` has the validation scores by seed of what trials are compared
+    with. `gain` is positive if the choice is better than that, and None if nothing was chosen.
     """
 
     name: str
@@ -238,15 +229,13 @@ class Finding(BaseModel):
 
 
 def read(file: Path) -> Finding:
-    """Read what a search has found."""
     return read_as(Finding, "a file that `gasam tune` wrote", file)
 
 
 def gains(plain: Sequence[Record], runs: Sequence[Record]) -> list[float]:
     """How much better the runs are than plain training, by seed; without the seeds with which one of both diverged."""
-    sign = 1 if plain[0].metric.higher_is_better else -1
     pairs = [(ours.valid, other.valid) for ours, other in zip(runs, plain, strict=False)]
-    return [sign * (ours - other) for ours, other in pairs if ours is not None and other is not None]
+    return [plain[0].metric.gain(ours, other) for ours, other in pairs if ours is not None and other is not None]
 
 
 def noise_of(plain: Record) -> float:
@@ -277,7 +266,7 @@ def choose(
     advice = f"use {in_words(values)}"
     if gain <= 0:
         advice = f"no {asked.what} improved on {other}; the best was {in_words(values)}"
-    shown = f"{metric.difference(gain if metric.higher_is_better else -gain)} {metric.unit_of_differences}"
+    shown = f"{metric.difference(metric.gain(gain, 0.0))} {metric.unit_of_differences}"
     cost = f"{runs[0].gradient_evaluations / plain[0].gradient_evaluations:.1f} times its gradients"
     trust = f"{'more' if abs(gain) > 2 * error else 'less'} than twice the standard error ({metric.shown(error)} {of})"
     sentence = f"{name}: {advice}: {score}, {shown} compared with {other}, for {cost}; that is {trust}"
@@ -285,10 +274,7 @@ def choose(
 
 
 def with_tuned_walk(plan: Plan, folder: Path) -> Plan:
-    """The plan with the walk that was tuned for its method, settings and data; a baseline is returned unchanged.
-
-    The plan's other options of the walk stay.
-    """
+    """The plan with the size of walk that was tuned for its method, settings and data; a baseline is unchanged."""
     if plan.walk.moved == "nothing":
         return plan
     if plan.walk.source == "given":
@@ -314,7 +300,7 @@ def with_tuned_walk(plan: Plan, folder: Path) -> Plan:
 def tune(
     search: Search, out: Path, engine: Engine, watch: OnEvent = lambda job, event: None, cpu: bool = False
 ) -> Finding:
-    """Search, or continue a search that was interrupted. The study is `out/search/NAME.journal`, the finding `.json`.
+    """Search, or continue a search that was interrupted: its trials are in `out/search/NAME.journal`.
 
     Raises `RunFailedError` if a trial fails; the same search repeats it.
     """
@@ -410,8 +396,8 @@ class Driver:
         norms, found = values_of(ranges["norm"]), list[Values]()
         if what == "budget" and norms == ("inf",) and not self.asked.space:
             found = [{"norm": "inf", "budget": usual.budget, "cap": usual.cap}]
-        plain, guessing = self.plain.valid or 0.0, self.plain.worthless or 0.0
-        worth = max(abs(plain - guessing if self.plain.metric.higher_is_better else plain), 1e-12)
+        guessing = (self.plain.worthless or 0.0) * self.plain.metric.higher_is_better
+        worth = max(abs((self.plain.valid or 0.0) - guessing), 1e-12)
         ended = [trial for trial in self.study.get_trials(deepcopy=False) if trial.state.is_finished()]
         for norm in norms:
             fixed = {"norm": norm} | ({"cap": values_of(ranges["cap"])[0]} if what == "budget" else {})
@@ -422,10 +408,7 @@ class Driver:
 
     def gain(self, trial: FrozenTrial) -> float:
         """How much better a trial is than plain training, in units of the metric; -inf if it diverged."""
-        if trial.value is None:
-            return -math.inf
-        difference = trial.value - (self.plain.valid or 0.0)
-        return difference if self.plain.metric.higher_is_better else -difference
+        return -math.inf if trial.value is None else self.plain.metric.gain(trial.value, self.plain.valid or 0.0)
 
     def conclude(self) -> Finding:
         """Repeat the best trials with more seeds, choose one of them, and say what was found."""

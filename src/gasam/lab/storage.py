@@ -11,7 +11,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from types import FrameType
@@ -100,10 +100,7 @@ def read_json(file: Path) -> Any:
 
 
 class Checkpoints:
-    """The checkpoint files of one run, each written atomically.
-
-    If a run is killed between two of them, it resumes from the earlier state and writes the same bits again.
-    """
+    """The checkpoint files of a run. Killed between two of them, it resumes earlier and writes the same bits again."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -129,13 +126,11 @@ class Checkpoints:
         """Load a file, or None if it does not exist. Loading never runs code from the file."""
         if not file.exists():
             return None
-        try:
+        with suppress(Exception):  # whatever the damage raises
             value = torch.load(file, weights_only=True, map_location="cpu")
-        except Exception:  # whatever the damage raises
-            raise self.damaged(file) from None
-        if not isinstance(value, dict):
-            raise self.damaged(file)
-        return value
+            if isinstance(value, dict):
+                return value
+        raise self.damaged(file)
 
     def damaged(self, file: Path) -> InputError:
         return InputError(f"{file} is not a checkpoint of this program: delete {self.folder} to start again")

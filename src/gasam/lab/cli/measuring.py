@@ -35,7 +35,6 @@ Args:
 
 
 def add(kind: type[Analysis]) -> None:
-    """Add the command of an analysis."""
 
     def measure(
         run: list[Path],

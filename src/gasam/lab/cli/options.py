@@ -95,10 +95,9 @@ def fields_of(group: Any) -> list[tuple[str, Any, Any, str | None]]:
 
 
 def command(function: Callable[..., None], **groups: Any) -> Callable[..., None]:
-    """Add a command to `gasam`: its positional parameters are arguments, the others options.
+    """Add a command to `gasam`: its positional parameters are arguments, the others options, described by docstrings.
 
     A parameter whose type is a dataclass, or that has a type in `groups`, stands for an option for each of its fields.
-    Descriptions are from its docstring, or else from that of the function of the same name in `api`.
     """
     text, own = described(function)
     helps = SHARED | described(getattr(api, function.__name__, None))[1] | own

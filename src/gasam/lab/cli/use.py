@@ -18,7 +18,6 @@ from gasam.lab.cli.options import RUNS, command
 from gasam.lab.data import published
 from gasam.lab.data.corpus import data_directory
 from gasam.lab.data.files import STANDARD_INPUT
-from gasam.lab.data.published import FileState
 from gasam.lab.display import console, errors, print_json, print_table, say
 from gasam.lab.errors import InputError
 from gasam.lab.methods import METHODS
@@ -202,16 +201,15 @@ def data(*, get: str | None = None, data_dir: Path | None = None, json: bool = F
         found = {task: [asdict(file) | {"path": str(file.path)} for file in files] for task, files in states.items()}
         print_json({"directory": str(directory), "tasks": found})
         return
-    rows = [{"task": task, "file": file.name} | _state(file) for task, files in states.items() for file in files]
+    rows = list[dict[str, str]]()
+    for task, file in ((task, file) for task, files in states.items() for file in files):
+        size, checksum = "optional" if file.substitute else "missing", ""
+        if file.size is not None:
+            size = f"{file.size / 2**20:.1f} MB" if file.size >= 2**20 else f"{file.size / 2**10:.1f} kB"
+            checksum = "not known" if file.checksum == "unknown" else file.checksum
+        rows.append({"task": task, "file": file.name, "size": size, "checksum": checksum})
     notes = (
         f"searched in {directory}; --data-dir or GASAM_DATA sets another folder",
         "`gasam data --get TASK` downloads the files of a task; the twins and your own data do not need them",
     )
     print_table(Table("Data", rows, notes))
-
-
-def _state(file: FileState) -> dict[str, str]:
-    if file.size is None:
-        return {"size": "optional" if file.substitute else "missing"}
-    size = f"{file.size / 2**20:.1f} MB" if file.size >= 2**20 else f"{file.size / 2**10:.1f} kB"
-    return {"size": size, "checksum": {"ok": "ok", "unknown": "not known"}.get(file.checksum, "different")}

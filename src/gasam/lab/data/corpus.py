@@ -31,17 +31,14 @@ class Corpus:
 
     An example is (text, label) for text classification, (pixels as bytes, label) for images, a line of words for
     language models, and (source line, target line) for translation. Labels are indices into `classes`.
-
-    `vocabularies` are word lists that come with the data. `notes` say how the data differs from the paper's; they are
-    shown next to results on this data.
     """
 
     train: list[Any]
     valid: list[Any]
     test: list[Any]
     classes: tuple[str, ...] = ()
-    vocabularies: tuple[tuple[str, ...], ...] = ()
-    notes: tuple[str, ...] = ()
+    vocabularies: tuple[tuple[str, ...], ...] = ()  # word lists that come with the data
+    notes: tuple[str, ...] = ()  # how the data differs from the paper's, to show next to results
 
     def split(self, name: Split) -> list[Any]:
         examples: list[Any] = getattr(self, name)
@@ -62,11 +59,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Source:
-    """Reads a corpus.
-
-    The corpus depends on the code of `read`, on the content of `files`, on the versions of the installed `packages`,
-    and on the text `options`.
-    """
+    """Reads a corpus, which depends on the code of `read` and on all that follows it here."""
 
     name: str
     read: Callable[[], Corpus]

@@ -48,10 +48,7 @@ def ending(path: Path | None) -> str:
 
 
 def lines(path: Path | None) -> Iterator[str]:
-    """The lines of a text file, or of standard input, with their line ends.
-
-    Only a newline ends a line, not the other line separators of Unicode. A byte order mark at the start is left out.
-    """
+    """The lines of a text file, or of standard input, with their newlines; no other character ends a line."""
     with nullcontext(sys.stdin.buffer) if path is None else opened(path) as stream:
         for number, line in enumerate(stream, start=1):
             try:
@@ -62,7 +59,6 @@ def lines(path: Path | None) -> Iterator[str]:
 
 
 def aligned(source: Path, target: Path) -> list[tuple[str, str]]:
-    """Pairs of lines with the same number in two files, stripped."""
     first, second = ([line.strip() for line in lines(path)] for path in (source, target))
     if len(first) != len(second):
         raise InputError(
@@ -100,10 +96,7 @@ def values(path: Path | None, columns: Sequence[str] = ()) -> Iterator[tuple[int
 
 
 def rows(path: Path, columns: Sequence[str], options: Sequence[str] = ()) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    """The line number and the values of `columns` for each row of a CSV, TSV or JSONL file, without blank lines.
-
-    `options` are the options that name the columns, for error messages.
-    """
+    """The line number and the values of `columns` for each row of a table; `options` name them in error messages."""
     if ending(path) not in (*TABLES, ".jsonl"):
         raise InputError(f"{path} must end in .csv, .tsv or .jsonl (or these + .gz), got {ending(path)!r}")
     for number, row in values(path, columns):

@@ -20,8 +20,6 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Part:
-    """Files that are made from one download."""
-
     files: tuple[str, ...]
     place: str  # an address, or a repository on the Hugging Face hub
     download: Callable[[], list[bytes]]  # gives the contents of the files
@@ -36,7 +34,6 @@ def on_hub(
 
 
 def on_web(name: str, address: str) -> Part:
-    """A text file on the web."""
     return Part((name,), address, lambda: [fetch_from_web(address)])
 
 
@@ -59,8 +56,6 @@ class Published:
 
 @dataclass(frozen=True)
 class FileState:
-    """The state of a file."""
-
     name: str
     path: Path
     size: int | None  # None if it is missing
@@ -69,7 +64,6 @@ class FileState:
 
 
 def inspect(published: Published, directory: Path) -> list[FileState]:
-    """The state of all files of a task."""
     states = []
     for name, (_, known) in published.known.items():
         path = directory / name
@@ -80,11 +74,7 @@ def inspect(published: Published, directory: Path) -> list[FileState]:
 
 
 def get(task: str, published: Published, directory: Path) -> list[FileState]:
-    """Download and convert the missing files of a task, and return the state of all files.
-
-    Existing files are not overwritten. A download must have the known number of rows. A file with another checksum is
-    kept, and its state says "different".
-    """
+    """Download and convert the missing files of a task, and return the state of all files; nothing is overwritten."""
     for part in published.parts:
         missing = [name for name in part.files if not (directory / name).is_file()]
         if not missing:
@@ -93,7 +83,8 @@ def get(task: str, published: Published, directory: Path) -> list[FileState]:
             made = dict(zip(part.files, part.download(), strict=True))
             for name, data in made.items():
                 expected, _ = published.known[name]
-                if (count := row_count(name, data)) != expected:
+                count = int.from_bytes(data[4:8]) if "ubyte" in name else len(data.removesuffix(b"\n").split(b"\n"))
+                if count != expected:
                     raise InputError(f"it has {count:,} rows, but {name} must have {expected:,}")
         except Exception as error:  # the libraries have no common exception for a failed download
             names = ", ".join(name for name in published.files if not (directory / name).is_file())
@@ -130,16 +121,8 @@ def as_lines(sentences: Iterable[str]) -> bytes:
     return "".join(sentence.strip().replace("\n", " ") + "\n" for sentence in sentences).encode()
 
 
-def row_count(name: str, data: bytes) -> int:
-    """The number of images or labels of an idx file, or of the lines of a text file."""
-    return int.from_bytes(data[4:8]) if "ubyte" in name else len(data.removesuffix(b"\n").split(b"\n"))
-
-
 def checksum(path: Path) -> str | None:
-    """The checksum of a file's uncompressed content: its bytes, its stripped lines, or its sorted reviews.
-
-    None if the file cannot be read in its format.
-    """
+    """The checksum of a file's content: its bytes, stripped lines, or sorted reviews; None if it cannot be read."""
     try:
         if "ubyte" in path.name:
             return hashlib.sha256(content(path)).hexdigest()

@@ -21,23 +21,16 @@ from gasam.lab.training.run import run
 
 @dataclass
 class Job:
-    """A run to execute. In the end it has a `record`, or the first line of an `error` and the `log` with all of it.
-
-    Args:
-        name: The name of the run and its record.
-        detail: Text to add to the run's label in the display.
-        data: The encoded data, which engines without access to the source files send along.
-        exclusive: Whether only one process at a time may work on a job of this name in a folder.
-    """
+    """A run to execute. In the end it has a `record`, or the first line of an `error` and the `log` with all of it."""
 
     plan: Plan
-    name: str
+    name: str  # of the run and its record
     record: Any = None
     error: str | None = None
     log: Path | None = None
-    detail: str = ""
-    data: Encoded | None = field(default=None, repr=False)
-    exclusive: bool = True
+    detail: str = ""  # to add to its label in the display
+    data: Encoded | None = field(default=None, repr=False)  # for engines without access to the source files
+    exclusive: bool = True  # whether only one process at a time may work on a job of this name in a folder
 
 
 Event = tuple[str, Any]
@@ -68,10 +61,7 @@ class Engine(Protocol):
 
 
 def prepare(plans: Iterable[Plan], folder: Path) -> list[Job]:
-    """Make the jobs of plans. Their data is encoded here, once, before any process starts. Known records are read.
-
-    The checkpoints of a run that was killed just after it wrote its record are deleted.
-    """
+    """Make the jobs of plans. Their data is encoded here, once, before any process starts. Known records are read."""
     jobs: dict[str, Job] = {}
     known: dict[Hashable, Encoded] = {}
     for plan in plans:
@@ -79,21 +69,17 @@ def prepare(plans: Iterable[Plan], folder: Path) -> list[Job]:
         name, record = plan.name(data.hash), None
         if (folder / f"{name}.json").exists():
             record = records.read(folder / f"{name}.json")
-            Checkpoints(folder / name).clean()
+            Checkpoints(folder / name).clean()  # it may have been killed just after it wrote its record
         jobs[name] = Job(plan, name, record, data=data)
     return list(jobs.values())
 
 
 def train(job: Job, folder: Path, on_update: OnUpdate, **options: Any) -> Record:
-    """The work of a training job; the options are those of `training.run.run`."""
     return run(job.plan, folder, on_update=on_update, data=job.data, **options)
 
 
 def do_all(jobs: Sequence[Job], folder: Path, engine: Engine, on_event: OnEvent, work: Work = train) -> None:
-    """Call `work`, such as `partial(train, cpu=True)`, for every job without a record, each in its own process.
-
-    If this ends early, for example by Ctrl-C, every running job writes its checkpoint first.
-    """
+    """Call `work` for every job without a record. If this ends early, every running job writes its checkpoint first."""
     waiting = [job for job in jobs if job.record is None]
     if waiting:
         folder.mkdir(parents=True, exist_ok=True)  # one error, instead of one for each run, if it cannot be made
@@ -118,7 +104,6 @@ def do_all(jobs: Sequence[Job], folder: Path, engine: Engine, on_event: OnEvent,
 
 
 def raise_failed(jobs: Iterable[Job]) -> None:
-    """Raise `RunFailedError` if a job has no record."""
     if failed := [f"{job.name}: {job.error} ({job.log})" for job in jobs if job.record is None]:
         raise RunFailedError("; ".join(failed))
 
@@ -137,10 +122,7 @@ Files = dict[str, bytes]
 
 
 def names_of_files(folder: Path, job: str) -> list[str]:
-    """The files of a job in the folder of all jobs, "*" for any job: its record, its folder, an unfinished measurement.
-
-    Files that belong to the machine they are on, and those that are being written, are left out.
-    """
+    """The files of a job, "*" for any job, without those that are being written or belong to the machine."""
     found = [file for pattern in (f"{job}.json", f".{job}.json", f"{job}/**/*") for file in folder.glob(pattern)]
     names = [file.relative_to(folder).as_posix() for file in found if file.is_file() and file.name != "error.txt"]
     return [name for name in dict.fromkeys(names) if "/." not in name]

@@ -24,10 +24,7 @@ def cores() -> int:
 
 
 class LocalEngine:
-    """Executes jobs in processes of this machine, `parallel` at a time. The cores are divided among them.
-
-    By default there is a job for each core, or one if there is an accelerator.
-    """
+    """Executes jobs in processes, by default one for each core, or one with an accelerator; they divide the cores."""
 
     def __init__(self, parallel: int | None = None) -> None:
         self.parallel = parallel or (1 if torch.accelerator.is_available() else cores())

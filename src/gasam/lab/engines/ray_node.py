@@ -54,13 +54,9 @@ class Depot:
 def execute(number: int, task: bytes, folder: str, depot: Any) -> tuple[str, Any, Files | None]:
     """Do a job in a temporary folder; the main function of its process. Gives the last event, and the job's files.
 
-    A first start and a start after the death of a node are the same: the driver sends the files that it has.
-
-    Args:
-        number: The number of the job.
-        task: The pickled job, the function to call, the number of threads, and the text of the task file or None.
-        folder: The folder of all jobs on the driver's machine, which error messages name.
-        depot: The driver's `Depot`.
+    A first start and a start after the death of a node are the same: the driver sends the files that it has. `task` is
+    the pickled job, the function to call, the number of threads, and the text of the task file or None; `folder` is
+    that of all jobs on the driver's machine, which error messages name.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # `ray.cancel` raises KeyboardInterrupt
     process, reporter = uuid.uuid4().hex, None

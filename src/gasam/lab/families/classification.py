@@ -24,8 +24,6 @@ WORD = re.compile(r"\w+(?:'\w+)?|[!?]")
 
 
 class ClassifierSettings(Recipe):
-    """Settings that all classifiers share."""
-
     dropout: Share
     smoothing: Share = 0.0  # the share of the label that is spread over all classes in the training loss
 
@@ -70,7 +68,6 @@ class Classification(Family[Settings]):
 
     @torch.no_grad()
     def _scores(self, model: nn.Module, inputs: Tensor) -> Tensor:
-        """The scores of all classes, on the CPU."""
         device = next(model.parameters()).device
         return torch.cat([model(some.to(device)).cpu() for some in torch.split(inputs, self.inputs_at_once)])
 
@@ -100,8 +97,6 @@ class Classification(Family[Settings]):
 
 
 class TextCNNSettings(ClassifierSettings):
-    """Settings of a TextCNN."""
-
     vocabulary: PositiveInt  # words, including padding and <unk>
     length: PositiveInt  # words that are read of each text
     embedding: PositiveInt
@@ -138,17 +133,14 @@ class TextClassification(Classification[TextCNNSettings]):
 
 
 class TextCNN(nn.Module):
-    """Embeddings, convolutions of several widths, the maximum over time of each feature map, and a linear layer.
-
-    The convolutions are two-dimensional, on a text of height 1, because torch can then read the embeddings in their
-    memory layout.
-    """
+    """Embeddings, convolutions of several widths, the maximum over time of each feature map, and a linear layer."""
 
     def __init__(self, words: int, classes: int, settings: TextCNNSettings) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, settings.embedding, padding_idx=0)
         with torch.no_grad():
             self.embedding.weight.mul_(settings.embedding_scale)  # torch draws them with a standard deviation of 1
+        # Two-dimensional, on a text of height 1, because torch can then read the embeddings in their memory layout.
         self.convolutions = nn.ModuleList(
             nn.Conv2d(settings.embedding, settings.maps, (1, window), padding=(0, window - 1))
             for window in settings.windows

@@ -112,8 +112,6 @@ def one_line(text: str) -> str:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A corpus as tensors."""
-
     shared: Mapping[str, Any]  # what was learnt from the training split, such as a vocabulary
     splits: Mapping[Split, Any]  # the examples of each split, in the family's own form
     hash: str  # of the corpus
@@ -237,12 +235,10 @@ class Family(ABC, Generic[Settings]):
 
     @staticmethod
     def encode(split: Split, examples: Any, shared: dict[str, Any], settings: Any) -> Any:
-        """The examples of a split as tensors."""
         return examples
 
     @staticmethod
     def notes(corpus: Corpus, splits: Mapping[Split, Any], settings: Any) -> list[str]:
-        """Notes about the encoding, to show next to results."""
         return []
 
     @abstractmethod
@@ -250,15 +246,13 @@ class Family(ABC, Generic[Settings]):
 
     @classmethod
     def has(cls, layers: Layers) -> bool:
-        """Whether the model has these layers."""
         return layers in cls.layers
 
     def count(self, split: Split) -> int:
-        """The number of examples of a split."""
         raise NotImplementedError
 
     def read(self, split: Split, rows: Tensor) -> Any:
-        """Examples as tensors: usually in a tuple, but a dictionary or a nested structure is allowed."""
+        """Examples as tensors, usually in a tuple; any nested structure is allowed."""
         raise NotImplementedError
 
     def batches(self, order: Generator) -> Sequence[Any]:
@@ -266,7 +260,6 @@ class Family(ABC, Generic[Settings]):
         return torch.split(torch.randperm(self.count("train"), generator=order), self.settings.batch)
 
     def batch(self, chosen: Any) -> Any:
-        """The tensors of a batch."""
         return self.read("train", chosen)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer | None:
@@ -303,7 +296,6 @@ class Family(ABC, Generic[Settings]):
         return 0.0
 
     def validate(self, model: nn.Module) -> float:
-        """The validation score after an epoch."""
         return self.measure(model, "valid").value
 
     @abstractmethod
@@ -319,7 +311,6 @@ class Family(ABC, Generic[Settings]):
         return [module for module in model.modules() if isinstance(module, nn.Embedding)]
 
     def remarks(self) -> dict[str, Any]:
-        """Further entries for the record of a run."""
         return {}
 
     @property
@@ -336,7 +327,6 @@ class Family(ABC, Generic[Settings]):
         """What the model, in eval mode, says about each input, as JSON values, in the order of the inputs."""
 
     def line(self, prediction: Mapping[str, Any]) -> str:
-        """A prediction as one line of text."""
         return json.dumps(prediction, ensure_ascii=False)
 
     def whole_input(self, model: nn.Module, inputs: Sequence[Any]) -> dict[str, Any]:

@@ -26,8 +26,6 @@ DRAWS = 1000
 
 
 class LSTMSettings(Recipe):
-    """Settings of an LSTM language model."""
-
     vocabulary: PositiveInt  # words, including <unk> and <eos>
     length: PositiveInt  # words of backpropagation through time
     hidden: PositiveInt  # size of the hidden layers and of the embeddings, which are tied to the output layer

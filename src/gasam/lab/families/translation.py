@@ -39,8 +39,6 @@ LONGEST_WORD = 1000
 
 
 class TransformerSettings(Recipe):
-    """Settings of a Transformer."""
-
     vocabularies: tuple[PositiveInt, PositiveInt] = Field(strict=False)  # including special tokens
     units: Literal["words", "bpe"]
     dropout: Share
@@ -118,7 +116,6 @@ class Translation(Family[TransformerSettings]):
 
     @cached_property
     def sides(self) -> dict[Split, list[tuple[Tensor, ...]]]:
-        """The source lines and the target lines of each split."""
         return {
             split: [torch.split(words, lengths.tolist()) for words, lengths in (part["source"], part["target"])]
             for split, part in self.data.splits.items()
@@ -155,7 +152,6 @@ class Translation(Family[TransformerSettings]):
         return list(rows[order].tensor_split(cuts))
 
     def batches(self, order: Generator) -> Sequence[Tensor]:
-        """The batches in random order."""
         chosen = self._packed("train", torch.randperm(self.count("train"), generator=order))
         return [chosen[i] for i in torch.randperm(len(chosen), generator=order).tolist()]
 
@@ -289,10 +285,7 @@ def joined(lines: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def bleu(lines: Sequence[str], references: Sequence[str], draws: int = 1) -> tuple[Score, str]:
-    """BLEU of tokenised text by sacrebleu, and sacrebleu's signature.
-
-    The standard error is that of sacrebleu's bootstrap over sentences; there is none for a single one, or one draw.
-    """
+    """BLEU of tokenised text by sacrebleu with its bootstrapped standard error, and sacrebleu's signature."""
     from sacrebleu.metrics.bleu import BLEU
 
     metric = BLEU(tokenize="none", force=True)

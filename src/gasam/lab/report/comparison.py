@@ -39,11 +39,9 @@ class Difference(NamedTuple):
 
     @property
     def width(self) -> float:
-        """The width of the interval; infinite where there is none."""
         return math.inf if self.low is None or self.high is None else self.high - self.low
 
     def standing(self, higher_is_better: bool) -> Standing:
-        """Whether it is better or worse than zero."""
         if self.low is None or self.high is None:
             return "too few seeds"
         if self.low <= 0 <= self.high:
@@ -149,28 +147,26 @@ class Row:
     @property
     def collapsed(self) -> bool:
         """Whether a method ends clearly below plain training."""
-        plain, higher = self.baseline, self.metric.higher_is_better
+        plain = self.baseline
         if self.method == "baseline" or plain is None or plain.mean is None or not plain.test_error:
             return False
         if self.mean is None:
             return True
-        learnt = abs(plain.mean - (plain.first.worthless or 0.0) * higher)
-        loss = plain.mean - self.mean if higher else self.mean - plain.mean
+        learnt = abs(plain.mean - (plain.first.worthless or 0.0) * self.metric.higher_is_better)
+        loss = self.metric.gain(plain.mean, self.mean)
         return loss > max(COLLAPSED * learnt, 2 * math.sqrt(2) * plain.test_error)
 
     def warnings(self) -> Iterator[str]:
-        guess, waits = self.first.worthless, self.walk.walk_progress is not None and not self.walk.one_pass
-        if self.mean is not None and guess is not None and self.test_error:
-            learnt = self.mean - guess if self.metric.higher_is_better else guess - self.mean
-            if learnt <= 2 * self.test_error:
-                yield f"{self.label} is no better than guessing ({self.metric.shown(guess)})."
+        guess, error = self.first.worthless, 2 * self.test_error
+        if self.mean is not None and guess is not None and error and self.metric.gain(self.mean, guess) <= error:
+            yield f"{self.label} is no better than guessing ({self.metric.shown(guess)})."
+        waits = self.walk.walk_progress is not None and not self.walk.one_pass
         if waits and all(record.gradient_evaluations == record.updates for record in self.records):
             yield f"{self.label} never walked: its loss did not fall enough for the schedule. Train longer."
         if self.collapsed:
             yield f"{self.label} collapsed."
 
     def values(self) -> dict[str, Any]:
-        """The numbers of the row for other programs."""
         found = {"difference": self.difference(self.baseline), "at_equal_cost": self.difference(self.equal_cost)}
         return {
             "key": self.key,
@@ -259,7 +255,6 @@ class Comparison:
 
     @property
     def answer(self) -> str:
-        """What the runs say, in one or two sentences."""
         lead, metric = self.lead, self.metric
         scored = f"Test {_with_unit(metric)}"
         if lead is None:
@@ -293,7 +288,6 @@ class Comparison:
         ]
 
     def table(self) -> Table:
-        """A line for each row."""
         shown, values = [], []
         for row in self.rows:
             cost, longer = row.relative_cost, row.equal_cost
@@ -330,7 +324,6 @@ class Comparison:
         return [curves, differences] if differences.values else [curves]
 
     def walks(self) -> list[Chart]:
-        """What was recorded about the walks of every epoch."""
         methods, found = {row.label: row.method for row in self.rows}, []
         for name, title in WALKS.items():
             points = self._points("epoch", name)

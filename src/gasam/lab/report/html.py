@@ -71,10 +71,7 @@ def write_folder(folder: Path, file: Path) -> tuple[list[Comparison], list[Recor
 
 
 def write(file: Path, runs: Mapping[Path, Record], analyses: Iterable[AnalysisRecord] = ()) -> list[Comparison]:
-    """Write the page about runs, given by the file of their record, and return its comparisons.
-
-    Links to records are relative to the folder of the page.
-    """
+    """Write the page about runs, given by the file of their record, and return its comparisons."""
     found = Comparison.of(runs.values())
     answers = Counter(each.standing for each in found)
     text = TEMPLATES.get_template("report.html.jinja").render(

@@ -16,7 +16,6 @@ TASKS: dict[str, Task] = {task.name: task for module in MODULES for task in modu
 
 
 def find(reference: str) -> Task:
-    """The task with this name, or the task that this Python file defines."""
     if is_file(reference):
         return load_task(reference)
     if reference not in TASKS:

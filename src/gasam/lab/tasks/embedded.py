@@ -79,9 +79,7 @@ def docstrings() -> Corpus:
 
 def _distinct(library: str, openings: set[str]) -> Iterator[str]:
     """Texts from the library's files in a fixed random order, so that the first ones are a fair sample."""
-    spec = importlib.util.find_spec(library)
-    assert spec is not None
-    folder = Path(str(spec.origin)).parent
+    folder = Path(str(importlib.util.find_spec(library).origin)).parent  # type: ignore[union-attr]
     names = (path.relative_to(folder) for path in folder.rglob("*.py"))
     for name in permuted(sorted(name.as_posix() for name in names if not any(map(FOREIGN.search, name.parts)))):
         for text in _texts(folder / name):
@@ -133,17 +131,11 @@ def pydoc() -> Corpus:
     splits: dict[Split, list[str]] = {"train": [], "valid": [], "test": []}
     seen: set[str] = set()
     for number, name in enumerate(sorted(topics)):
-        fresh = [paragraph for paragraph in dict.fromkeys(_paragraphs(topics[name])) if paragraph not in seen]
+        paragraphs = (TOKEN.findall(text.lower()) for text in re.split(r"\n\s*\n", RULE.sub("", topics[name])))
+        fresh = [text for text in dict.fromkeys(map(" ".join, paragraphs)) if text and text not in seen]
         seen.update(fresh)
         splits["valid" if number % 10 == 0 else "test" if number % 10 == 5 else "train"] += fresh
     return Corpus(splits["train"], splits["valid"], splits["test"])
-
-
-def _paragraphs(text: str) -> Iterator[str]:
-    for paragraph in re.split(r"\n\s*\n", RULE.sub("", text)):
-        tokens = TOKEN.findall(paragraph.lower())
-        if tokens:
-            yield " ".join(tokens)
 
 
 def numerals() -> Corpus:

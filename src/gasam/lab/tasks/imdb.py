@@ -43,14 +43,10 @@ SMALL = SMALL_MODEL.changed(
 
 
 def source(directory: Path) -> Source:
-    """The training file is the training split; a fixed permutation of the test file is halved into valid and test.
-
-    Rows are sorted before they are permuted, because published copies differ in their order and must give the same
-    splits.
-    """
+    """The training file is the training split; a fixed permutation of the test file is halved into valid and test."""
     train, test = required("imdb", directory, FILES)
 
-    def read() -> Corpus:
+    def read() -> Corpus:  # sorted, because published copies differ in their order
         held_out = permuted(sorted(_reviews(test)))
         valid, rest = cut(held_out, len(held_out) // 2)
         return Corpus(permuted(sorted(_reviews(train))), valid, rest, classes=CLASSES, notes=NOTES)

@@ -69,10 +69,7 @@ def _source(task: str, read: Callable[[Files, Origin], Corpus], origin: Origin, 
 
 
 def _labelled(path: Path, origin: Origin, classes: Sequence[str], notes: list[str]) -> list[tuple[str, str]]:
-    """The texts and labels of a table, of known `classes` if there are any.
-
-    Rows with an empty field are left out, with a note.
-    """
+    """The texts and labels of a table, of known `classes` if there are any, without rows that have an empty field."""
     table: list[tuple[str, str]] = []
     empty: list[int] = []
     columns = (origin.text_column, origin.label_column)
@@ -114,10 +111,7 @@ def _divided(
     in_order: bool = False,
     classes: tuple[str, ...] = (),
 ) -> Corpus:
-    """Make the corpus. Splits without a file are held out of the training examples, and a note says so.
-
-    Examples are permuted for this, unless they belong together `in_order`.
-    """
+    """Make the corpus. Splits without a file are held out of the training examples, permuted unless `in_order`."""
     for split, found in examples.items():
         if not found:
             raise InputError(f"{files[split][0]} has no examples, but --{split} must have at least one")

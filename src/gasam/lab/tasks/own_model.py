@@ -57,10 +57,7 @@ def hashed(text: str) -> str:
 
 
 def load_task(reference: str, code: str | None = None) -> Task:
-    """Load the task that a Python file defines, in the version with the hash `code` if that is given.
-
-    A process that has loaded this version keeps using it, so that a comparison can be reported after an edit.
-    """
+    """Load the task of a Python file, in the version `code`, which a process that has loaded it keeps after an edit."""
     path = absolute(reference)
     if code is not None and (path, code) in _LOADED:
         return _LOADED[path, code]
@@ -109,14 +106,22 @@ class TaskFile(BaseModel):
         given = self.data()
         if not isinstance(given, tuple | list) or len(given) != len(SPLITS):
             raise InputError("data() must return three sets of examples: train, valid and test")
-        return OwnCorpus(*(Examples(part, split) for part, split in zip(given, SPLITS, strict=True)))  # type: ignore[arg-type]
+        return OwnCorpus(*map(Examples, given, SPLITS))  # type: ignore[arg-type]
 
 
 def _task(path: Path, text: str) -> Task:
     module = _run(path, text)
     file = checked(TaskFile, **{name: getattr(module, name) for name in TaskFile.model_fields if hasattr(module, name)})
     metric = Metric(file.metric_name, file.higher_is_better, file.metric_unit, file.metric_decimals)
-    arguments = {name: _default(each) for name, each in inspect.signature(file.model).parameters.items()}
+    arguments = {name: each.default for name, each in inspect.signature(file.model).parameters.items()}
+    for name, value in arguments.items():
+        if name in OwnSettings.model_fields or hasattr(OwnSettings, name) or name.startswith("_"):
+            raise InputError(f"{name!r} is a name of the settings, so rename this argument of model()")
+        if value is inspect.Parameter.empty or not isinstance(value, int | float | str | tuple | None):
+            raise InputError(
+                f"the argument {name!r} of model() must have a default value that is a number, text, "
+                "True, False, None or a tuple of these"
+            )
     return Task(
         name=path.stem,
         about="your own model",
@@ -143,31 +148,15 @@ def _run(path: Path, text: str) -> ModuleType:
     return module
 
 
-def _default(argument: inspect.Parameter) -> Any:
-    name, value = argument.name, argument.default
-    if name in OwnSettings.model_fields or hasattr(OwnSettings, name) or name.startswith("_"):
-        raise InputError(f"{name!r} is a name of the settings, so rename this argument of model()")
-    if value is inspect.Parameter.empty or not isinstance(value, int | float | str | tuple | None):
-        raise InputError(
-            f"the argument {name!r} of model() must have a default value that is a number, text, "
-            "True, False, None or a tuple of these"
-        )
-    return value
-
-
 class OwnSettings(Recipe):
-    """The settings of a task file, with the arguments of its `model` function, which have their default values' types.
-
-    Args:
-        code: A hash of the file, so that a changed file gives other runs.
-    """
+    """The settings of a task file, with the arguments of its `model`, which have the types of their default values."""
 
     model_config = ConfigDict(extra="allow")
 
     epochs: PositiveInt = 10
     batch: PositiveInt = 32
     learning_rate: PositiveFloat = 1e-3
-    code: str = ""
+    code: str = ""  # a hash of the file, so that a changed file gives other runs
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -184,11 +173,7 @@ class OwnSettings(Recipe):
 
 
 class Examples:
-    """The examples of a split.
-
-    A tuple or a dictionary holds tensors with one row for each example. Anything else is a sequence of examples, such
-    as a list or a `torch.utils.data.Dataset`.
-    """
+    """The examples of a split: tensors in a tuple or dictionary, with a row for each example, or a sequence of them."""
 
     def __init__(self, given: Any, split: str) -> None:
         self.given, self.split, self.in_tensors = given, split, isinstance(given, tuple | Mapping)
@@ -210,7 +195,6 @@ class Examples:
         return self.count
 
     def only(self, chosen: Tensor) -> Examples:
-        """The examples with these numbers."""
         given = self.batch(chosen) if self.in_tensors else Subset(self.given, chosen.tolist())
         return Examples(given, self.split)
 
@@ -251,7 +235,7 @@ class OwnCorpus(Corpus):
         states = random.getstate(), numpy.random.get_state()
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            _seed_others(0)
+            _seed_others(0)  # which random changes of examples may use, too
             for split in SPLITS:
                 examples: Any = self.split(split)
                 sha.update(f"\1{split}".encode())
@@ -264,7 +248,6 @@ class OwnCorpus(Corpus):
 
 
 def _seed_others(seed: int) -> None:
-    """Seed the generators that random changes of examples may use beside torch's."""
     random.seed(seed)
     numpy.random.seed(seed)
 

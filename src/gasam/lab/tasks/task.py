@@ -67,23 +67,17 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A task.
-
-    `kind` is the kind of data: "paper", "twin of NAME" (embedded data in place of one of the paper's), "yours" (the
-    user's own data files) or "file" (a Python file of the user's). `sizes` are the settings by name, those nearest to
-    the paper first. Built-in tasks have `paper`, `small`, for minutes on a CPU, and `tiny`, for tests.
-    """
+    """A task. Built-in ones have the sizes `paper`, `small`, for minutes on a CPU, and `tiny`, for tests."""
 
     name: str  # on the command line and in records
     about: str  # a few words about the data and the model
-    kind: str
+    kind: str  # of its data: paper, twin of NAME, yours (data files of the user's) or file (a Python file)
     family: type[Family[Any]]
     source: Callable[[Origin], Source]
-    sizes: Mapping[str, Recipe]
+    sizes: Mapping[str, Recipe]  # the settings by name, those nearest to the paper first
     published: Published | None = None  # the files that can be downloaded
 
     def settings(self, size: str, **overrides: Any) -> Recipe:
-        """The settings of a size with some of them replaced."""
         if size not in self.sizes:
             raise InputError(f"size must be one of {', '.join(self.sizes)}, got {size!r}")
         return self.sizes[size].changed(**overrides)

@@ -20,10 +20,7 @@ _FORCING = 1e-3  # least relative residual of a Newton step: near the minimum it
 
 
 def settle(problem: Problem) -> Position:
-    """Move the model to theta: minimise the loss on p from its weights until |gradient| <= tolerance.
-
-    Return where that is; `stationary` says whether the minimum was reached.
-    """
+    """Move the model to theta, the minimum of the loss on p near its weights; `stationary` says if it was reached."""
     with problem.risks(0.0) as [risk]:
         found = search(risk)
     with torch.no_grad():

@@ -171,7 +171,6 @@ class Risk:
         return [torch.randn(len(self.home), dtype=torch.float64, generator=draw).to(self.device) for _ in range(count)]
 
     def named(self, vector: Tensor) -> dict[str, Tensor]:
-        """The parts of a flat vector by name."""
         parts = split_views(vector, self.weights)
         return {name: part.clone() for name, part in zip(self.names, parts, strict=True)}
 
@@ -202,5 +201,4 @@ def _distribution(examples: Examples) -> Distribution:
 
 
 def flatten(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
-    """All entries in one float64 vector."""
     return torch.cat([dense(tensor.detach()).reshape(-1).to(device, torch.float64) for tensor in tensors])

@@ -32,7 +32,7 @@ from gasam.lab.training.plan import Plan, make
 __all__ = ["FinishedRun", "load"]
 
 WEIGHTS, ENCODING, DESCRIPTION = "model.safetensors", "encoding.json", "run.json"
-"""Files in the folder of a run. `training.run.write_folder` writes them."""
+"""Files in the folder of a run: the weights, what was learnt from the training split, and a `Description`."""
 
 
 class Description(BaseModel):
@@ -183,8 +183,7 @@ class FinishedRun:
         Args:
             inputs: Texts; for images their pixels, whole numbers from 0 to 255, as lists, bytes or arrays.
             options: For language models: `words`, the largest number of words to add to each text, by default 10;
-                `temperature`, to draw these words instead of taking the most likely ones; and `seed`, that of drawn
-                words.
+                `temperature`, to draw these words; and `seed`, that of drawn words.
         """
         if isinstance(inputs, str | bytes):
             raise InputError(f"inputs must be a list, such as [{inputs[:20]!r}], got one {type(inputs).__name__}")
@@ -204,13 +203,7 @@ class FinishedRun:
     def answers(
         self, numbered: Iterable[tuple[int, Any]], options: Sampling, at_once: int | None = None
     ) -> Iterator[tuple[int, dict[str, Any] | None]]:
-        """Predict inputs one after another, with only a few batches of them in memory; None for a blank one.
-
-        Args:
-            numbered: The inputs with their line numbers, such as `family.read_inputs` gives them.
-            options: The options of the prediction.
-            at_once: Number of inputs that are read before the first is predicted; by default what the family needs.
-        """
+        """Predict inputs with their line numbers, `at_once` of them in memory; None for a blank one."""
         count = at_once or self.family.inputs_at_once
         source = iter(numbered)
         while chunk := list(islice(source, count)):

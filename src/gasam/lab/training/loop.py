@@ -76,9 +76,9 @@ class WalkMeans:
         self.sums += torch.where(numbers.isfinite().all(), numbers, 0.0)
 
     def row(self, accelerator: Accelerator, weights: float | None) -> dict[str, Any]:
-        """The entry `walk` of the epoch's row, or nothing if there was no walk. Means are over the finite walks.
+        """The entry `walk` of the epoch's row, if there was a walk, with means over the finite ones.
 
-        `ratio` is |a| divided by `weights`, the norm of the weights at the end of the epoch, if that is given.
+        `ratio` is |a| divided by `weights`, the norm of the weights at the end of the epoch.
         """
         finite, norm, rise = accelerator.reduce(self.sums, reduction="mean").tolist()
         if not self.walks:
@@ -101,10 +101,8 @@ def optimizer_for(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 
 
 def rate_factor(recipe: Recipe, epoch: int, update: int, updates: int) -> float:
-    """The learning rate of an update as a multiple of the full one. It has no state to save in a checkpoint.
+    """The learning rate of an update as a multiple of the full one, without a state to save in a checkpoint.
 
-    "halving" halves the rate in every epoch after `halve_after`. The others rise linearly for `warmup` updates; then
-    "inverse_sqrt" falls with the square root of the number of updates, "linear" and "cosine" to zero at the end.
     Epoch and update count from 1, the update over all `updates` of the run.
     """
     warmup = max(1, recipe.warmup)
@@ -121,11 +119,7 @@ def rate_factor(recipe: Recipe, epoch: int, update: int, updates: int) -> float:
 
 
 class Training:
-    """One run in progress.
-
-    All randomness is derived from seed, epoch and step, so a checkpoint needs no generator state. `on_epoch` is called
-    with the row of an epoch when its checkpoint is written.
-    """
+    """One run in progress. Seeds derived from seed, epoch and step save it from keeping states of generators."""
 
     def __init__(
         self,
@@ -148,7 +142,7 @@ class Training:
         self.walks = WalkMeans(accelerator.device)
         self.norms = GradientNorms(self.plain_model, transformer_layers) if gradient_norms else None
         self.progress = Progress()
-        self.on_epoch: Callable[[dict[str, Any]], None] = lambda row: None
+        self.on_epoch: Callable[[dict[str, Any]], None] = lambda row: None  # called when its checkpoint is written
         self.carried: Any = None
         self.loss = torch.zeros((), dtype=torch.float64, device=accelerator.device)
         self.code = code()  # now, because the user may change it during the training
@@ -204,8 +198,7 @@ class Training:
         for group, full_rate in zip(self.optimizer.param_groups, self.full_rates, strict=True):
             group["lr"] = full_rate * factor
         self.optimizer.zero_grad()
-        share: float = 1
-        options = dict[str, Any]()
+        share, options = 1.0, dict[str, Any]()
         if fraction < 1:
             part, share = self.family.part(whole, chosen.shape[self.family.example_dim], fraction)
             options["ascent"] = lambda: self.family.loss(self.model, *part)
@@ -264,20 +257,18 @@ class Training:
             self.write(checkpoints.epoch(progress.epoch), self.weights())
             # Keep one more than is averaged: a run that is killed before it saves its state resumes one epoch earlier.
             checkpoints.epoch(progress.epoch - averaged - 1).unlink(missing_ok=True)
-        if math.isfinite(valid) and self.family.followed.better(valid, progress.best):
+        better = progress.best is None or self.family.followed.gain(valid, progress.best) > 0
+        if math.isfinite(valid) and better:
             progress.best, progress.best_epoch = valid, progress.epoch
             if not averaged:
                 self.write(checkpoints.best, self.weights())
 
     def chosen_weights(self) -> Weights | None:
-        """The mean of the last epochs, or the best epoch on validation.
-
-        None if no epoch had a finite validation score, or if a run that averages diverged.
-        """
-        progress, checkpoints, averaged = self.progress, self.checkpoints, self.settings.average
+        """The mean of the last epochs, or the best epoch on validation; None without a finite validation score."""
+        progress, averaged = self.progress, self.settings.average
         if averaged and not progress.diverged:
-            return checkpoints.average(progress.epoch, min(averaged, progress.epoch))
-        return checkpoints.load(checkpoints.best)
+            return self.checkpoints.average(progress.epoch, min(averaged, progress.epoch))
+        return self.checkpoints.load(self.checkpoints.best)
 
     def show(self, steps: int) -> None:
         progress, epochs = self.progress, self.settings.epochs
@@ -307,24 +298,22 @@ class Training:
         """Resume from the checkpoint if there is one."""
         file = self.checkpoints.last
         saved = self.checkpoints.load(file)
-        if saved is not None:
-            try:
-                self._restore(saved)
-            except Exception:  # a part that is missing or of another model; the kind of error depends on which
-                raise self.checkpoints.damaged(file) from None
-
-    def _restore(self, saved: dict[str, Any]) -> None:
-        self.plain_model.load_state_dict(saved["model"])
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self.progress = Progress(**saved["progress"])
-        self.loss.fill_(self.progress.loss)
-        self.carried = send_to_device(saved["carried"], self.accelerator.device)
-        if isinstance(self.sharp, SharpBackward) and "schedule" in saved:
-            states, own = saved["schedule"], self.accelerator.process_index
-            self.sharp.load_state_dict(states[own if own < len(states) else 0])
-        vars(self.walks).update(send_to_device(saved["walks"], self.accelerator.device))
-        if self.norms is not None:
-            self.norms.load_state_dict(saved["norms"])
+        if saved is None:
+            return
+        try:
+            self.plain_model.load_state_dict(saved["model"])
+            self.optimizer.load_state_dict(saved["optimizer"])
+            self.progress = Progress(**saved["progress"])
+            self.loss.fill_(self.progress.loss)
+            self.carried = send_to_device(saved["carried"], self.accelerator.device)
+            if isinstance(self.sharp, SharpBackward) and "schedule" in saved:
+                states, own = saved["schedule"], self.accelerator.process_index
+                self.sharp.load_state_dict(states[own if own < len(states) else 0])
+            vars(self.walks).update(send_to_device(saved["walks"], self.accelerator.device))
+            if self.norms is not None:
+                self.norms.load_state_dict(saved["norms"])
+        except Exception:  # a part that is missing or of another model; the kind of error depends on which
+            raise self.checkpoints.damaged(file) from None
 
 
 def finite(number: float) -> float | None:

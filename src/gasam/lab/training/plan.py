@@ -19,19 +19,13 @@ from gasam.lab.tasks.own_model import absolute, is_file, load_task
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that determines the result of a run, except the content of the data. `make` creates one.
+    """Everything that determines the result of a run, except the content of the data. `make` creates one."""
 
-    Args:
-        task: The name of the task, or the path of the Python file that defines it.
-        size: The name of the size; a label, because the settings are whole.
-        walk: The method with all options of its walk.
-    """
-
-    task: str
-    size: str
+    task: str  # its name, or the path of the Python file that defines it
+    size: str  # a label, because the settings are whole
     seed: int
     settings: Recipe
-    walk: Walk
+    walk: Walk  # the method with all options of its walk
     origin: Origin
 
     @property
@@ -41,7 +35,7 @@ class Plan:
 
     @property
     def task_name(self) -> str:
-        """The name of the task in records and file names."""
+        """Its name in records and file names."""
         return tasks.name_of(self.task)
 
     def data(self) -> Encoded:
@@ -58,7 +52,6 @@ class Plan:
         return self.definition.family(self.settings, data)
 
     def config(self) -> dict[str, Any]:
-        """The configuration as JSON values."""
         settings, walk = self.settings.model_dump(mode="json"), self.walk.model_dump()
         return {"task": self.task_name, "size": self.size, "settings": settings, "walk": walk}
 
@@ -87,14 +80,14 @@ def make(
     """Make the plan of one run from names and overrides.
 
     Args:
-        task: The name of a task, see `gasam tasks`, or the path of a Python file that defines one.
-        method: The name of a method, see `gasam methods`.
+        task: The name of a task, or the path of a Python file that defines one.
+        method: The name of a method.
         size: The name of a size, by default "small".
         seed: The seed of all randomness.
         origin: Where the data is; by default the user's data folder.
-        settings: Settings of the task to change, such as {"epochs": 3}.
-        walk: Options of the walk to change, such as {"epsilon": 1e-3}.
-        walks: "paper" or "recommended" takes the paper's or the recommended walk in every size.
+        settings: Settings of the task to change.
+        walk: Options of the walk to change.
+        walks: Takes the paper's or the recommended walk in every size.
     """
     if not 0 <= seed < 2**31:
         raise InputError(f"seed must be a whole number from 0 to 2147483647, got {seed}")

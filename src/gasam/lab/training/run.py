@@ -32,20 +32,19 @@ def run(
 ) -> Record:
     """Train a plan and return its record. A finished run is only read; an interrupted one resumes from its checkpoint.
 
-    The record is `folder/NAME.json`. The folder `folder/NAME/` holds the checkpoints and, at the end, the final model
-    with everything that its use needs, see `write_folder`. It is complete before the record is written.
+    The record is `folder/NAME.json`. `folder/NAME/` has the checkpoints and, before there is a record, the final model.
     If torchrun or accelerate started several processes, they share every batch; all must see the same folder.
 
     Args:
-        plan: What to train; `plan.make` creates it.
+        plan: What to train.
         folder: The folder for records and checkpoints.
         on_update: Called with an `Update` while the run trains.
         cpu: Use the CPU even if there is a GPU.
-        gradient_norms: Add the epoch's mean norm of the gradient that the optimizer receives, before clipping, to each
-            row of the curve: of every tensor, of the layers and of the whole model.
+        gradient_norms: Add the epoch's mean norms of the gradient before clipping to each row of the curve: of every
+            tensor, of the layers and of the whole model.
         track: The name of a tracker that follows the training, with its files in `folder/TRACK/`. If it fails,
             `on_update` gets a note and training continues.
-        test: Whether the data has its test split. A trial of a search is without: it has no test score and no model.
+        test: Whether the data has its test split. A trial of a search has none, and gives no test score and no model.
         data: The data of the plan, if this machine cannot read it.
     """
     data = plan.data() if data is None else data
@@ -114,13 +113,7 @@ def record_of(training: Training, split: Split) -> Record:
 
 
 def write_folder(training: Training, record: Record) -> None:
-    """Write all that the use of the run needs, also on another machine.
-
-    - `model.safetensors`: the weights. Weights that are tied are stored once. A run that diverged has none.
-    - `encoding.json`: what was learnt from the training split, such as the vocabulary, and the names of the classes.
-    - `run.json`: the record, and where the data was.
-    - `task.py`: a copy of the user's Python file, if it defines the task.
-    """
+    """Write all that the use of the run needs, also on another machine; a run that diverged has no weights."""
     folder, plan, family = training.checkpoints.folder, training.plan, training.family
     if record.test is None:
         (folder / WEIGHTS).unlink(missing_ok=True)

@@ -18,7 +18,6 @@ RUN_NAMES = {"mlflow": "run_name", "swanlab": "experiment_name", "trackio": "nam
 
 
 def check(name: str) -> None:
-    """Raise `InputError` if there is no such tracker, or if its package is not installed."""
     known = sorted(map(str, LOGGER_TYPE_TO_CLASS))
     if name not in known:
         raise InputError(f"--track must be one of {', '.join(known)}, got {name!r}")
