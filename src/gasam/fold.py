@@ -194,4 +194,6 @@ def _added(total: Tensor | None, gradient: Tensor, factor: float) -> Tensor:
 
 
 def _can_be_written(gradient: Tensor) -> bool:
-    return not gradient.is_sparse and not gradient.is_inference() and not is_expanded(gradient)
+    if gradient.is_sparse or gradient.is_inference():
+        return False
+    return gradient.is_contiguous() or not is_expanded(gradient)

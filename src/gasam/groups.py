@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
+from operator import attrgetter, is_not
 from typing import Any, NamedTuple
 
 import torch
@@ -236,7 +238,7 @@ class Groups:
         """The gradient of each operand."""
         if not self.sharded:
             found = list(map(get_gradient, self._parameters))
-            if not any(gradient is None or gradient.is_sparse for gradient in found):
+            if all(map(partial(is_not, None), found)) and not any(map(attrgetter("is_sparse"), found)):
                 return found
         return [operand.gradient() for operand in self.operands]
 

@@ -7,7 +7,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
+from functools import partial
 from inspect import currentframe, signature
+from operator import is_not
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -178,7 +180,7 @@ def explained() -> Iterator[None]:
 
 
 def have_gradients(parameters: Sequence[Tensor]) -> bool:
-    return any(gradient is not None for gradient in map(get_gradient, parameters))
+    return any(map(partial(is_not, None), map(get_gradient, parameters)))  # loops in C, because there may be thousands
 
 
 def check_reached(parameters: Sequence[Tensor], otherwise: str) -> None:
