@@ -213,7 +213,7 @@ class SharpBackward:
                 trace.first = plan.steps + 1 - len(trace.losses)
                 self._watch.add(trace)
             after = clock.after(first.loss, first.loss_scale)
-            self._learn(run.gradient_scale / run.factor)
+            self._learn(run)
         except BaseException:
             if fold is not None:
                 fold.undo()
@@ -246,13 +246,11 @@ class SharpBackward:
                 "because it may clear gradients before they are reduced: use SharpBackward"
             )
 
-    def _learn(self, scale: Any) -> None:
-        """In the last call of an optimizer step a method that learns gets its gradient.
-
-        `scale` is the gradient of this call divided by that of the mean loss.
-        """
+    def _learn(self, run: LossPasses) -> None:
+        """In the last call of an optimizer step a method that learns gets its gradient."""
         if not self.learns:
             return
+        scale = run.gradient_scale / run.factor  # the gradient of this call divided by that of the mean loss
         scale = scale if self._scale is None else self._scale + scale  # gradients of micro-batches add up
         if not self.clock.ends_step:
             self._scale = scale

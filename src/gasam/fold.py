@@ -46,7 +46,7 @@ class Fold:
 
     Args:
         run: Runs one pass.
-        plan: The walk: K, the risk, and perhaps a method with a fold of its own.
+        plan: The walk.
         clock: The weight and the strength of the walk in this step. Between walks only the clean pass is run.
         kept: What the method keeps.
         apart: The last pass starts with empty gradients too, and `finish` combines them, which needs more memory.

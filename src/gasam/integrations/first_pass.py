@@ -26,7 +26,6 @@ from gasam.torch_private import get_gradient, rebuild_buckets, set_gradient
 Part = Callable[[Any], Any]
 """From a batch to the part on which the ascent is found."""
 
-
 _IN_PLACE = (
     "ascent_fraction and walks without a clean pass can't displace the framework's own pass if weights are sharded, "
     "overlap, or are written in place: give recommended(passes=2), or use SharpBackward in your own training loop"
@@ -66,11 +65,8 @@ class FirstPass(LossPasses):
     ) -> Any:
         """Run the framework's forward where the first pass of the loss function belongs; return its result.
 
-        Args:
-            run: The framework's forward.
-            again: Computes the loss of later passes.
-            ascent: Computes the loss of passes that only find a direction.
-            backward: The framework's backward, for `ascent`. Autocast is off in it, as in the framework.
+        `again` computes the loss of later passes, `ascent` that of passes that only find a direction. Their backward is
+        `backward`, with autocast off, as in the framework.
         """
         sharp, output = self.sharp, None
         self._again, self.ascent = again, ascent
@@ -105,13 +101,9 @@ class FirstPass(LossPasses):
     def fold(self, made: Tensor, backward: Backward, *, items: Tensor | float = 1.0) -> Tensor:
         """Run the walk; return the factor by which the framework multiplied the loss, for example 1 / accumulation.
 
-        The losses of later passes are multiplied by the same factor, d(made)/d(loss), which two hooks read in the first
-        backward pass.
-
-        Args:
-            made: The tensor that the framework computed from the loss of `forward`; its pass calls backward on it.
-            backward: The framework's backward.
-            items: The loss divided by the mean over its examples. Multiplies the user's `gradient_scale`.
+        The framework calls `backward` on `made`, which it computed from the loss of `forward`. Losses of later passes
+        are multiplied by the same factor, d(made)/d(loss), which two hooks read in the first backward pass. `items` is
+        the loss divided by the mean over its examples; it multiplies the user's `gradient_scale`.
         """
         loss, scale = self.loss, self.sharp.gradient_scale
         assert loss is not None

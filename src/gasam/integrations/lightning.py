@@ -60,7 +60,7 @@ class SharpnessAwareModule(LightningModule):
         super().__init_subclass__(**kwargs)
         check_order(cls, SharpnessAwareModule, "LightningModule")
         step = getattr(cls, "training_step", None)
-        if step is not None and step.__qualname__ != "LightningModule.training_step" and not hasattr(step, "_kept"):
+        if step is not None and step.__qualname__ != "LightningModule.training_step":
             cls.training_step = _keeping(step)  # type: ignore[method-assign]
 
     def configure_sharp_backward(self) -> SharpBackward:
@@ -120,7 +120,7 @@ def _keeping(step: Callable[..., Any]) -> Callable[..., Any]:
     def training_step(self: SharpnessAwareModule, batch: Any, *args: Any, **kwargs: Any) -> Any:
         trainer = self._trainer
         if self._inside or trainer is None or not trainer.training:
-            return step(self, batch, *args, **kwargs)  # called by super(), in a later pass, or outside of Trainer.fit
+            return step(self, batch, *args, **kwargs)  # inherited, in a later pass, or outside of Trainer.fit
         _refuse(self)
         if self._first is not None:  # backward was not called after the last training_step
             self._first.close()
@@ -152,7 +152,6 @@ def _keeping(step: Callable[..., Any]) -> Callable[..., Any]:
             else:
                 self._first = first
 
-    training_step._kept = True  # type: ignore[attr-defined]
     return training_step
 
 
@@ -167,8 +166,8 @@ def lightning_closure(module: LightningModule) -> Around:
         trainer = module.trainer
         if trainer.accumulate_grad_batches != 1:
             raise RuntimeError(
-                f"accumulate_grad_batches={trainer.accumulate_grad_batches} is not possible with a closure, because "
-                "Lightning gives it the last micro-batch only: use SharpnessAwareModule with the plain optimizer"
+                f"accumulate_grad_batches={trainer.accumulate_grad_batches} is not possible with a closure, which gets "
+                "the last micro-batch only: use SharpnessAwareModule with the plain optimizer"
             )
         if trainer.gradient_clip_val:
             raise RuntimeError(

@@ -164,9 +164,8 @@ class SharpnessAwareSeq2SeqTrainer(SharpnessAwareTrainerMixin, Seq2SeqTrainer):
 def _items(trainer: SharpnessAwareTrainerMixin, model: nn.Module, inputs: dict[str, Any], of_all: Any) -> Any:
     """The loss of a micro-batch divided by the mean over its examples.
 
-    The Trainer divides a sum over tokens by the number of tokens in all micro-batches and workers, and multiplies by
-    the number of workers. It matters only if T or epsilon depends on the size of the gradient, as they may with a scale
-    of the user's own, or if the method learns from the gradient.
+    The Trainer divides a sum over tokens by the tokens of all micro-batches and workers, and multiplies by the number
+    of workers. It matters if T or epsilon may depend on the size of the gradient, or if the method learns from it.
     """
     sharp, plan = trainer.sharp, trainer.sharp.perturbation
     single = trainer.current_gradient_accumulation_steps == 1 and trainer.args.world_size == 1
