@@ -83,10 +83,12 @@ class Piece:
     scratch: Tensor  # three tensors of its shape that all pieces of a device and type share
     spare: Tensor
     aside: Tensor
+    room: Tensor  # for T v: the target if it keeps what is written there until the weights move, else another of these
 
-    def __init__(self, source: Tensor, target: Tensor, shard: int = 0) -> None:
+    def __init__(self, source: Tensor, target: Tensor, shard: int = 0, *, is_free: bool = False) -> None:
         self.source, self.target, self.shard = source, target, shard
         self.wide = wide(target.dtype)
+        self.keeps_room = is_free and self.wide == target.dtype
         self.kind = target.device, self.wide
         self.rows = 1 if target.ndim == 1 else len(target)
         self._buffers: dict[str, Tensor] = {}
@@ -203,8 +205,9 @@ class Groups:
                 kinds += [None] * count
         for i in self._large:
             operand, kind = self.operands[i], sharding(self._parameters[i])
+            is_free, shard = operand.target is not operand.memory, shard_index(self._parameters[i])
             for source, target in zip(self._parts(i, operand.source), self._parts(i, operand.target), strict=True):
-                self.pieces.append(Piece(source, target, shard_index(self._parameters[i])))
+                self.pieces.append(Piece(source, target, shard, is_free=is_free))
                 rows += of[i]
                 kinds += [kind] * len(of[i])
         self._shardings = list(dict.fromkeys(map(sharding, self._parameters)))  # the same in all processes
@@ -225,14 +228,16 @@ class Groups:
         return torch.split(tensor.reshape(-1), limits(tensor).largest)
 
     def _share_scratch(self) -> None:
-        """Three scratch tensors for each device and type, because allocation costs more than the arithmetic."""
+        """Scratch tensors for each device and type, because allocation costs more than the arithmetic."""
         self._kinds = {piece.kind for piece in self.pieces}
         for kind in self._kinds:
             alike = [piece for piece in self.pieces if piece.kind == kind]
-            memory = torch.empty(3, max(piece.target.numel() for piece in alike), device=kind[0], dtype=kind[1])
+            memory = torch.empty(4, max(piece.target.numel() for piece in alike), device=kind[0], dtype=kind[1])
             for piece in alike:
                 shape = piece.target.shape
-                piece.scratch, piece.spare, piece.aside = (part[: shape.numel()].view(shape) for part in memory)
+                views = (part[: shape.numel()].view(shape) for part in memory)
+                piece.scratch, piece.spare, piece.aside, piece.room = views
+                piece.room = piece.target if piece.keeps_room else piece.room
 
     def gradients(self) -> list[Tensor]:
         """The gradient of each operand."""

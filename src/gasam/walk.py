@@ -174,8 +174,8 @@ class _Ascent:
 
     def _names_along(self) -> list[str]:
         """The sums of the direction that are needed before the weights move: h v, and perhaps |T v|^2."""
-        # Without a cap |T v|^2 costs less while they move, but a collective if they are sharded.
-        if self.plan.cap is not None or self.groups.sharded:
+        # Without a cap |T v|^2 of groups costs less while they move, but a collective if they are sharded.
+        if not self.keeps_position and (self.plan.cap is not None or self.groups.sharded or self.by_element):
             return ["slope", "lengths"]
         predicts = self.measured and not self._is_noise
         return ["slope"] if predicts or self.plan.budget is not None or self.p != math.inf else []
@@ -217,22 +217,24 @@ class _Ascent:
     def _along(self, piece: Piece, climbed: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """(h, v, T), without the T of groups."""
         if not self.by_element:
-            return climbed, steepest_ascent(climbed, self.p, self._largest, out=piece.scratch), None
+            return climbed, steepest_ascent(climbed, self.p, self._largest, out=piece.room), None
         scale = self._own_scale(piece, climbed)
         h = torch.mul(climbed, scale, out=piece.scratch)
         return h, steepest_ascent(h, self.p, self._largest, out=piece.spare), scale
 
     def _move(self, piece: Piece, climbed: Tensor) -> Tensor:
         """T v, without the T of groups."""
+        if self._keeps_moves and piece.keeps_room:
+            return piece.room
         _, v, scale = self._along(piece, climbed)
-        return v if scale is None else torch.mul(v, scale, out=piece.spare)
+        return v if scale is None else torch.mul(v, scale, out=piece.room)
 
     def _sums_along(self, piece: Piece, climbed: Tensor, names: list[str]) -> list[Tensor]:
         h, v, scale = self._along(piece, climbed)
         slope = squares(h) if v is h else products(h, v)
         if "lengths" not in names:
             return [slope]
-        return [slope, squares(v if scale is None else torch.mul(v, scale, out=piece.spare))]
+        return [slope, squares(v if scale is None else torch.mul(v, scale, out=piece.room))]
 
     def _normalise(self, sums: dict[str, Tensor]) -> Tensor:
         """Find the factor of each group's v, and |T v|^2 if it is needed; return |T c|_q."""
@@ -242,6 +244,8 @@ class _Ascent:
         if "slope" not in sums and names:
             sums = self._sums(names, (self._sums_along(*each, names) for each in groups.each(self._parts)))
         self._slope, self._lengths = sums.get("slope"), sums.get("lengths")
+        # T v may still be where its sums were computed, so that the gradient need not be read again.
+        self._keeps_moves = self._lengths is not None and (self.by_element or p == math.inf)
         if self._slope is None or not groups.names:
             self._factor = self._one
             return self._one
