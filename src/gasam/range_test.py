@@ -69,6 +69,8 @@ def range_test(
     if plan.method is not None and not plan.method.clean_pass:
         name = type(plan.method).__name__
         raise ValueError(f"range_test compares clean and displaced gradients, and {name} computes no clean one")
+    if sharp.per_worker:
+        raise ValueError("range_test compares gradients that are reduced: give a SharpBackward without per_worker")
     unit = "epsilon" if plan.budget is None else "budget"
     probe.enabled, probe.detailed, probe.clock, probe._watch = True, True, Clock(None, sharp.parameters), Watch()
     probe.kept = copy.deepcopy(sharp.kept, {id(parameter): parameter for parameter in sharp.parameters})

@@ -18,7 +18,7 @@ from gasam.lab.engines.local import LocalEngine
 from gasam.lab.errors import InputError, RunFailedError, checked
 from gasam.lab.output import Table
 from gasam.lab.record import Record
-from gasam.lab.report.comparison import Comparison, run_list
+from gasam.lab.report.comparison import Comparison, counted, run_list
 from gasam.lab.report.html import read_runs
 from gasam.lab.search import Finding, Search, with_tuned_walk
 from gasam.lab.tasks import Origin
@@ -186,12 +186,26 @@ def run_all(plans: Sequence[Plan], out: Path, engine: Engine, *, track: str | No
         if not isinstance(engine, LocalEngine):
             raise InputError("--track follows runs on this machine: leave out --on, or --track")
     jobs = prepared(plans, out)
-    missing = sum(job.record is None for job in jobs)
-    if missing < len(jobs):
-        say(f"{len(jobs) - missing} of {len(jobs)} runs are already there, not run again")
-    with Live(missing) as live:
+    missing = [job for job in jobs if job.record is None]
+    if len(missing) < len(jobs):
+        say(f"{len(jobs) - len(missing)} of {len(jobs)} runs are already there, not run again")
+    if hours := hours_of(missing, [job.record for job in jobs if job.record is not None]):
+        say(f"missing: {counted(len(missing), 'run')}, about {hours:.1f} core-hours if they take as long as those")
+    with Live(len(missing)) as live:
         do_all(jobs, out, engine, live.watch, partial(train, track=track, **options))
     return jobs
+
+
+def hours_of(jobs: Sequence[Job], finished: Sequence[Record]) -> float:
+    """An estimate from finished runs of the same tasks and sizes; 0 if there is no such run of one of the jobs."""
+    seconds = 0.0
+    for plan in (job.plan for job in jobs):
+        alike = [run for run in finished if (run.task, run.size) == (plan.task_name, plan.size)]
+        if not alike:
+            return 0.0
+        epochs = fmean(run.seconds / run.gradient_evaluations * run.updates / run.settings["epochs"] for run in alike)
+        seconds += epochs * plan.settings.epochs * plan.walk.passes
+    return seconds / 3600
 
 
 def save(table: Table, records: Sequence[Record], file: Path) -> list[Path]:

@@ -205,6 +205,11 @@ class Walk(BaseModel):
         method = self.perturbation().method
         return method is not None and not method.clean_pass
 
+    @property
+    def passes(self) -> float:
+        """Gradient evaluations of a step, on average over the steps that may walk."""
+        return (not self.one_pass) + self.steps / self.every if self.size else 1.0
+
     def backward(
         self, family: Family[Any], model: nn.Module, backward: Callable[..., None]
     ) -> SharpBackward | gasam.FreeLB:

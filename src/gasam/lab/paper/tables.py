@@ -134,7 +134,7 @@ class Row:
         missing = max(0, FEW - (0 if ours is None else len(ours.records))) + trials
         if not plain:
             return 0.0
-        return missing * (self.plan(plain.first.size, 1).walk.steps + 1) * plain.cost("seconds") / 3600
+        return missing * self.plan(plain.first.size, 1).walk.passes * plain.cost("seconds") / 3600
 
 
 @dataclass(frozen=True)
