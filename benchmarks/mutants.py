@@ -45,7 +45,7 @@ MUTANTS = (
     Mutant("walk.py", "self._factor * min(1.0, stride)", "self._factor * stride", WALK),
     Mutant("walk.py", "groups.spread(self._factor * stride)", "groups.spread(self._factor)", WALK),
     Mutant("walk.py", "position.clamp_(-1.0, 1.0)", "position", WALK),
-    Mutant("walk.py", "self.size * inverse(slope / self._gradient_scale)", "self._one * self.size", WALK),
+    Mutant("walk.py", "self.size * inverse(dual_norm / self._gradient_scale)", "self._one * self.size", WALK),
     Mutant("walk.py", "plan.size * strength", "plan.size", WALK + " " + SCHEDULE),
     Mutant("walk.py", "norms > limits", "norms < limits", WALK),
     Mutant("walk.py", "factor * self._shrink, self._lengths", "factor, self._lengths", WALK),
@@ -59,7 +59,7 @@ MUTANTS = (
     Mutant("scales.py", "group.weight / group.size.clamp(min=1).sqrt()", "group.weight", WALK),
     Mutant("scales.py", "masked_fill_(gradient == 0, 0.0)", "masked_fill_(gradient == 0, 1.0)", PRECISION),
     Mutant("scales.py", "torch.maximum(gradient,", "torch.minimum(gradient,", WALK),
-    Mutant("scales.py", "SMALLEST_WEIGHTS * sizes.sqrt() * rms_weight", "SMALLEST_WEIGHTS * rms_weight", WALK),
+    Mutant("scales.py", "least * sizes.sqrt() * rms_weight", "SMALLEST_WEIGHTS * rms_weight", WALK),
     Mutant("scales.py", "torch.where(value > 0, 1 / value, 0.0)", "1 / value", WALK + " " + PRECISION),
     # The exchange of pointers and the restore
     Mutant("weights.py", "self._point(self._own)", "pass", RESTORE),

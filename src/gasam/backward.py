@@ -41,12 +41,11 @@ class SharpBackward:
     Args:
         model: The model or its parameters: `model.named_parameters()`, `model.parameters()` or parameter groups. Put
             parameters that must not move into a group with "perturb": False. Give all trained parameters: others add up
-            the gradients of all passes, which is right only with one pass, or with risk "mean", schedule weight 1 and
-            no `ascent`.
+            the gradients of all passes.
         perturbation: The walk, for example `ga_sam(1e-4)`, or a pair with its schedule, as `recommended(passes=1)`
             returns it. None means `recommended()`.
         schedule: When to walk and how strongly: a `Schedule`, or a function from the step to a strength in [0, 1].
-            None means full strength in every step, unless `perturbation` is None.
+            None means that of the perturbation, or else full strength in every step.
         backward: Called instead of `loss.backward()`, for example `accelerator.backward`, with the loss times a
             positive factor, which may differ between passes. Factors that it applies itself do not change the walk.
         around: A function of (k, last) that returns a context manager for a pass, for example `same_noise()`. k counts
@@ -146,8 +145,8 @@ class SharpBackward:
         if self.clock.strength() == 0:
             return WAITING
         method = self.perturbation.method
-        has_direction = method is None or method.clean_pass or not method.learns or bool(self.kept)
-        return None if has_direction else LEARNING
+        can_climb = self.perturbation.clean_pass or bool(self.kept) or not (method and method.learns)
+        return None if can_climb else LEARNING
 
     def begin_step(self, step: int, *, last: bool = True) -> None:
         """Begin the optimizer step with this number. All calls until the next `begin_step` use the same strength.
@@ -157,15 +156,14 @@ class SharpBackward:
         self.clock.begin_step(step, last=last)
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of the last step as plain numbers, for loggers. Reading them synchronises with the device."""
+        """Plain numbers for loggers, of the last measured walk or of a plain pass. Reading them synchronises."""
         return {} if self.last is None else self.last.metrics()
 
     @property
     def has_state(self) -> bool:
         """Whether a resumed run needs the state dict."""
-        method = self.perturbation.method
-        one_pass = method is not None and not method.clean_pass  # noise is drawn by the number of the step
-        return self.clock.schedule is not None or one_pass or bool(self.kept)
+        counts_steps = not self.perturbation.clean_pass  # noise is drawn by the number of the step
+        return self.clock.schedule is not None or counts_steps or bool(self.kept)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the schedule, as plain numbers, and the tensors that the method keeps, if it keeps any."""
@@ -180,7 +178,7 @@ class SharpBackward:
         """Run the passes of one step, and leave its gradient in `.grad`.
 
         Returns the state of the schedule after the step; assign it to `clock.state` to count the step. After a failure
-        `.grad`, the weights and the schedule are as before.
+        the weights and the schedule are as before, and so is `.grad`, except after a plain pass and with closures.
         """
         plan, clock = self.perturbation, self.clock
         if plan.method != self._learner:  # forget what another method has kept
@@ -193,15 +191,21 @@ class SharpBackward:
         fold = None
         if plain is None or (plain == BETWEEN and plan.folds_between):
             fold = Fold(run, plan, clock, self.kept, apart=compares)
-        one_pass = run.plain if fold is None else fold
+        run_pass = run.plain if fold is None else fold
         self.kept.step = clock.state.step
         try:
             if plain is None:
-                measured = self.detailed or self._watch.measures_next
-                options: Any = {"strength": strength, "measured": measured, "detailed": compares}
-                trace = walk(self.weights, plan, one_pass, kept=self.kept, **options)
+                trace = walk(
+                    self.weights,
+                    plan,
+                    run_pass,
+                    strength=strength,
+                    kept=self.kept,
+                    measured=self.detailed or self._watch.measures_next,
+                    detailed=compares,
+                )
             else:
-                seen = one_pass(0)
+                seen = run_pass(0)
                 trace = Trace([seen.loss], plain=plain, loss_scale=seen.loss_scale)
             if fold is not None:
                 fold.finish(trace.finite)
@@ -286,8 +290,7 @@ class LossPasses:
     @property
     def has_clean_pass(self) -> bool:
         """Whether walks begin with a pass of the loss function at w."""
-        method = self.sharp.perturbation.method
-        return self.ascent is None and (method is None or method.clean_pass)
+        return self.ascent is None and self.sharp.perturbation.clean_pass
 
     @property
     def gradient_scale(self) -> Any:

@@ -59,7 +59,7 @@ class Fold:
         self._final = 0 if clock.between_walks else plan.steps  # the last pass
         self._method = plan.own_fold
         self._shares = shares(plan.steps, plan.risk, clock.weight, run.has_clean_pass)
-        # Of the losses. That of the clean pass is positive, because the walk reads its gradient; its share may not be.
+        # Factors of the losses. That of the clean pass is positive, because the walk reads its gradient.
         self._factors = [1 / (plan.steps + 1) if plan.risk == "mean" else 1.0, *[self._shares[-1]] * plan.steps]
         if run.by_closure or self._method is not None:  # the loss of a closure can't be multiplied
             self._factors = [1.0] * (plan.steps + 1)
@@ -96,7 +96,7 @@ class Fold:
 
     @torch.no_grad()
     def undo(self) -> None:
-        """After a failure: restore `.grad` to its state before the call."""
+        """After a failure: restore `.grad` to its state before the call; with closures it stays empty."""
         self._clear()
         self._restore_callers()
         for parameter, own in zip(self._parameters, self._callers, strict=False):
@@ -116,7 +116,7 @@ class Fold:
     def _take(self, k: int) -> None:
         """Add the gradient of pass k to the total if it counts, and clear `.grad`."""
         ratio = self._shares[k] / self._factors[k]
-        counts = ratio != 0 or (k == 0 and self._weight != 1)  # a share of zero leaves zeros, because others may count
+        counts = ratio != 0 or (k == 0 and self._weight != 1)  # zeros for what only the clean pass reaches
         is_alone = self._steps == 1 and not self._apart and not self._callers
         if self._method is not None:
             self._gradients[k] = _copies(map(get_gradient, self._parameters))

@@ -29,7 +29,7 @@ CPU = Limits(small=1 << 14, largest=1 << 17)
 # On an accelerator every call is expensive, so the limits only bound the memory of intermediate results.
 ACCELERATOR = Limits(small=1 << 18, largest=1 << 24)
 COLUMNS = 64
-"""Of a piece that small tensors share. Each begins with a new row, which also keeps it aligned."""
+"""The width of the matrix that small tensors share. Each begins with a new row, which also keeps it aligned."""
 
 
 def limits(tensor: Tensor) -> Limits:
@@ -80,15 +80,15 @@ class Piece:
     Walks are computed in the type `wide`, and rounded once to the type of the weights.
     """
 
-    scratch: Tensor  # three tensors of its shape that all pieces of a device and type share
-    spare: Tensor
-    aside: Tensor
-    room: Tensor  # for T v: the target if it keeps what is written there until the weights move, else another of these
+    for_h: Tensor  # memory for results, which all pieces of a device and type share
+    for_v: Tensor
+    for_w: Tensor
+    for_move: Tensor  # for T v: the target, if what is written there stays until the weights move, else as the others
 
     def __init__(self, source: Tensor, target: Tensor, shard: int = 0, *, is_free: bool = False) -> None:
         self.source, self.target, self.shard = source, target, shard
         self.wide = wide(target.dtype)
-        self.keeps_room = is_free and self.wide == target.dtype
+        self.keeps_move = is_free and self.wide == target.dtype
         self.kind = target.device, self.wide
         self.rows = 1 if target.ndim == 1 else len(target)
         self._buffers: dict[str, Tensor] = {}
@@ -99,7 +99,7 @@ class Piece:
             self._buffers[name] = torch.zeros_like(self.target, dtype=self.wide)
         return self._buffers[name]
 
-    def filled(self, numbers: Tensor) -> Tensor:
+    def without_padding(self, numbers: Tensor) -> Tensor:
         """The numbers of this shape, with zeros where there is no weight."""
         return numbers
 
@@ -107,7 +107,7 @@ class Piece:
         """w. Do not write to it, because it may be the weights themselves."""
         return self.source.to(self.wide)
 
-    def displace(self, values: Tensor, factor: Tensor) -> None:
+    def write(self, values: Tensor, factor: Tensor) -> None:
         """Write w + factor * values."""
         if self.wide == self.target.dtype:
             torch.addcmul(self.source, values, factor, out=self.target)
@@ -118,7 +118,7 @@ class Piece:
 class Packed(Piece):
     """Small tensors in one matrix with zeros between them, each in rows of its own: copies that the walk displaces."""
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: list[Tensor]) -> None:
         self.counts = [-(-tensor.numel() // COLUMNS) for tensor in tensors]
         matrix = tensors[0].new_zeros(sum(self.counts), COLUMNS)
         super().__init__(matrix, matrix)
@@ -130,7 +130,7 @@ class Packed(Piece):
         """Copy w."""
         copy_all(self.copies, self._tensors)
 
-    def filled(self, numbers: Tensor) -> Tensor:
+    def without_padding(self, numbers: Tensor) -> Tensor:
         return self.read(self._views_of(numbers), "numbers")
 
     def _views_of(self, matrix: Tensor) -> list[Tensor]:
@@ -236,8 +236,8 @@ class Groups:
             for piece in alike:
                 shape = piece.target.shape
                 views = (part[: shape.numel()].view(shape) for part in memory)
-                piece.scratch, piece.spare, piece.aside, piece.room = views
-                piece.room = piece.target if piece.keeps_room else piece.room
+                piece.for_h, piece.for_v, piece.for_w, piece.for_move = views
+                piece.for_move = piece.target if piece.keeps_move else piece.for_move
 
     def gradients(self) -> list[Tensor]:
         """The gradient of each operand."""
@@ -320,7 +320,9 @@ class _Noisy:
             numbers = words.view(torch.int8)[:count]  # bytes take a sixth of the time of floats
             if piece.kind not in memory or memory[piece.kind].numel() < count:
                 memory[piece.kind] = torch.empty(count, device=device, dtype=kind)
-            yield piece.filled(memory[piece.kind][:count].copy_(numbers).add_(0.5).div_(127.5).view(piece.target.shape))
+            yield piece.without_padding(
+                memory[piece.kind][:count].copy_(numbers).add_(0.5).div_(127.5).view(piece.target.shape)
+            )
 
 
 def by_rows(tensor: Tensor, granularity: str) -> bool:

@@ -34,7 +34,7 @@ class Perturbation:
         granularity: Which weights share a T: "element", "filter", "layer" (a parameter tensor), "module" or "model".
         steps: K, the number of ascent steps. A training step takes K+1 passes, or K if the method has no clean pass.
         step_size: eta, in the unit of `epsilon` or `budget`; None means 1.5 times that size divided by `steps`.
-        risk: "mean" minimises the mean loss of all K+1 passes, "final" the loss of the last one. A method with a fold
+        risk: "mean" minimises the mean of all passes of the loss function, "final" the last one. A method with a fold
             ignores it.
         floor: Smallest root-mean-square gradient that a scale divides by.
         method: What a published method changes: what the walk climbs, or how the gradients of the passes become one.
@@ -84,6 +84,11 @@ class Perturbation:
     @cached_property
     def scale_function(self) -> Scale:
         return self.scale if callable(self.scale) else SCALES[self.scale]
+
+    @cached_property
+    def clean_pass(self) -> bool:
+        """Whether a walk begins with a pass at w."""
+        return self.method is None or self.method.clean_pass
 
     @cached_property
     def own_fold(self) -> Method | None:

@@ -66,7 +66,7 @@ def range_test(
     sizes = [plan.size * 2.0**k for k in range(-6, 6)] if sizes is None else sorted(sizes)
     if not batches or not sizes or sizes[0] <= 0:
         raise ValueError(f"range_test needs at least one batch and sizes > 0, got {len(batches)} batches and {sizes}")
-    if plan.method is not None and not plan.method.clean_pass:
+    if not plan.clean_pass:
         name = type(plan.method).__name__
         raise ValueError(f"range_test compares clean and displaced gradients, and {name} computes no clean one")
     if sharp.per_worker:

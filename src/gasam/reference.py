@@ -1,4 +1,4 @@
-"""The paper's algorithm in NumPy on one flat float64 vector: begin reading here."""
+"""The walk in NumPy on one flat float64 vector, the paper's and what this library adds: begin reading here."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def walk(
         scale: The name of the scale T, as in `scales_of`.
         p: p of the ball's norm.
         K: The number of ascent steps.
-        risk: "mean" of the gradients of all K+1 passes, or the "final" one.
+        risk: "mean" of the gradients of all passes of `loss_and_gradient`, or the "final" one.
         epsilon: Radius of the ball. Give either this or `budget`.
         budget: First-order rise of the loss, in units of the loss.
         cap: Largest |a_i| relative to |w_i|; None means no cap.

@@ -110,10 +110,10 @@ def scale_of_groups(
 def scale_of_weights(
     scale: Scale, floor: float, groups: Groups, piece: Piece, gradient: Tensor, factor: Tensor | float
 ) -> Tensor:
-    """T of each weight of a piece, from `factor` times the gradient of the mean loss. It may be `piece.aside`."""
+    """T of each weight of a piece, from `factor` times the gradient of the mean loss. It may be `piece.for_w`."""
     # What the scale does not read is not computed.
     gradient = gradient.abs().div_(factor) if reads_gradient(scale) else gradient
-    weight = torch.abs(piece.weights(), out=piece.aside) if reads_weights(scale) else piece.aside
+    weight = torch.abs(piece.weights(), out=piece.for_w) if reads_weights(scale) else piece.for_w
     return scale(Group(gradient, weight, gradient.new_ones(1), groups.total, floor))
 
 
@@ -121,9 +121,10 @@ SMALLEST_WEIGHTS = 0.01
 """Lower bound on a group's weights, relative to the model's root-mean-square weight, so that zeros can move."""
 
 
-def comparable_norms(weights: Tensor, sizes: Tensor, rms_weight: Tensor) -> Tensor:
-    """max(|w_i|, 0.01 sqrt(n_i) rms(w)), with which |a_i| is compared."""
-    return torch.maximum(weights, SMALLEST_WEIGHTS * sizes.sqrt() * rms_weight)
+def comparable_norms(weights: Tensor, sizes: Tensor, least: float = SMALLEST_WEIGHTS) -> Tensor:
+    """max(|w_i|, least sqrt(n_i) rms(w)), with which |a_i| is compared; from |w_i| and n_i of all groups."""
+    rms_weight = (weights.square().sum() / sizes.sum().clamp(min=1)).sqrt()
+    return torch.maximum(weights, least * sizes.sqrt() * rms_weight)
 
 
 def inverse(value: Tensor) -> Tensor:

@@ -141,7 +141,7 @@ class Clock:
 
     @torch.no_grad()
     def after(self, loss: Tensor, loss_scale: Tensor | float | None = 1.0) -> State:
-        """The state after a successful call, from the loss of its clean pass. Assign it to `state` to count the call.
+        """The state after a successful call, from the loss of its first pass. Assign it to `state` to count the call.
 
         Losses that are not finite are left out.
         """

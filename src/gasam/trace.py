@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gasam.scales import SMALLEST_WEIGHTS
+from gasam.scales import SMALLEST_WEIGHTS, comparable_norms
 
 OFF = "off: one plain pass"
 WAITING = "waiting: one plain pass, because the schedule's strength is 0"
@@ -53,8 +53,7 @@ class Measured:
 
     def ratios(self, least: float = SMALLEST_WEIGHTS) -> Tensor:
         """|a_i| / max(|w_i|, least sqrt(n_i) rms(w)); by default of weights close to zero as in the cap."""
-        rms_weight = (self.weights.square().sum() / self.sizes.sum().clamp(min=1)).sqrt()
-        return self.offsets / torch.maximum(self.weights, least * self.sizes.sqrt() * rms_weight)
+        return self.offsets / comparable_norms(self.weights, self.sizes, least)
 
     def largest_ratio(self) -> tuple[str, float]:
         """The name of the group with the largest ratio, and this ratio."""

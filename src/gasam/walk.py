@@ -21,8 +21,8 @@ from gasam.weights import Weights
 
 Start = Callable[[Tensor], Tensor]
 LOOKS = {"cpu"}
-"""Devices on which the walk looks whether everything is finite. Elsewhere that would wait for the device: instead of
-branching, moves that are not valid are multiplied by zero."""
+"""Devices on which the walk looks whether everything is finite, which saves a pass over the values. Elsewhere it would
+wait for the device. A move that is not finite is multiplied by zero everywhere."""
 
 
 def walk(
@@ -51,18 +51,24 @@ def walk(
         measured: Also measure what only the report needs.
         detailed: Also compare the clean gradient with the last one, which `.grad` must hold alone.
     """
-    with weights.walk():
+    with weights.away():
         kept = Kept() if kept is None else kept  # an empty one is false
         seen, moves = None, None
-        if plan.method is None or plan.method.clean_pass:
+        if plan.clean_pass:
             seen = run(0)
             if seen is None:
                 return Trace([])
-        else:  # without a gradient those move of which the method keeps something; all if it keeps nothing
+        else:  # without a gradient: what the method keeps something of, or everything
             moves = kept.holds if kept else lambda tensor: True
-        ascent = _Ascent(weights, weights.taking_part(plan.granularity, moves), plan, plan.size * strength)
-        ascent.measured, ascent.detailed = measured or detailed, detailed
-        ascent.keeps_position = plan.steps > 1 or start is not None
+        ascent = _Ascent(
+            weights,
+            weights.prepared(plan.granularity, moves),
+            plan,
+            size=plan.size * strength,
+            keeps_position=plan.steps > 1 or start is not None,
+            measured=measured,
+            detailed=detailed,
+        )
         ascent.begin(seen, kept)
         for k in range(1, plan.steps + (1 if start is None else 2)):
             if k == 1 and start is not None:
@@ -72,7 +78,7 @@ def walk(
             seen = run(k)
             if seen is None:
                 break
-            ascent.add(seen)
+            ascent.record_loss(seen)
         return ascent.finish(seen)
 
 
@@ -84,27 +90,37 @@ class _Ascent:
     T, `_T` is 1, and T is computed for a piece when it is needed, or kept if it outlives the gradient.
 
     An ascent step goes along `_factor` v, where v = sgn(h) |h|^(1/(p-1)), h = T c, and c is what is climbed: the
-    gradient g, or a method's direction. Its sums follow from those of h v = |h|^q, with 1/p + 1/q = 1.
+    gradient g, or a method's direction. Both |v|_p and |h|_q follow from the sums of h v = |h|^q, with 1/p + 1/q = 1.
+    What is computed for a piece leaves out a T that is `_T`: h, v, T v and their sums.
     """
 
-    measured: bool
-    detailed: bool
-    keeps_position: bool  # y, because more than one step moves the weights
     _epsilon: Tensor
-    _lengths: Tensor | None  # |T v_i|^2 without the T of groups
+    _slope: Tensor | None  # the sums of h v
+    _lengths: Tensor | None  # |T v_i|^2
 
-    def __init__(self, weights: Weights, groups: Groups, plan: Perturbation, size: float) -> None:
-        self.weights, self.groups, self.plan, self.size, self.trace = weights, groups, plan, size, Trace([])
+    def __init__(
+        self,
+        weights: Weights,
+        groups: Groups,
+        plan: Perturbation,
+        *,
+        size: float,
+        keeps_position: bool,  # y, because more than one step moves the weights
+        measured: bool,
+        detailed: bool,
+    ) -> None:
+        self.weights, self.groups, self.plan, self.trace = weights, groups, plan, Trace([])
+        self.size, self.keeps_position, self.measured, self.detailed = size, keeps_position, measured, detailed
         self.p, self.by_element = plan.norm, plan.granularity == "element"
         one = self._one = groups.sizes.new_ones(())
         self._looks = one.device.type in LOOKS and type(one) is Tensor  # a fake tensor has no values
         self._T = self._largest = self._shrink = one
         self._kept_T: dict[Piece, Tensor] = {}  # T of each weight
-        self._doubt = self._doubt_of_loss = one * 0  # not finite as soon as a loss, gradient or scale is not
+        self._zero = self._zero_of_loss = one * 0  # NaN as soon as a loss, gradient or scale is not finite
         self._rise = one * math.nan
         self._gradient_scale: Any = 1.0  # the gradient divided by that of the mean loss
         self._is_noise = False
-        self._parts: Iterable[Tensor] = ()  # of what is climbed; dropped when the weights move
+        self._climbed: Iterable[Tensor] = ()  # its parts, dropped when the weights move
 
     @torch.no_grad()
     def begin(self, clean: Pass | None, kept: Kept) -> None:
@@ -113,68 +129,67 @@ class _Ascent:
         method = plan.method if plan.method is not None and plan.method.has_direction else None
         replaces = clean is not None and method is not None  # whether T is that of the gradient, which is not climbed
         if clean is not None:
-            self.add(clean)
-            self._read(clean)
+            self.record_loss(clean)
+            self._climb_gradient(clean)
         else:
             assert method is not None, "a method without a clean pass has a direction"
-            self._climb(method, kept, has_gradient=False)
+            self._climb_by_method(method, kept, has_gradient=False)
         sums = self._measure(is_climbed=not replaces, is_first=True)
-        self._clean_squares: Any = sums.get("gradient", self._one) / self._gradient_scale**2  # of the mean loss
+        self._first_squares: Any = sums.get("gradient", self._one) / self._gradient_scale**2  # of the mean loss
         self._weight_squares: Any = sums.get("weights")  # None if nothing needs them
-        for piece, gradient in groups.each(self._parts) if self.detailed else ():
-            piece.buffer("clean gradient").copy_(gradient / self._gradient_scale)
+        if self.detailed:
+            for piece, gradient in groups.each(self._climbed):
+                piece.buffer("clean gradient").copy_(gradient / self._gradient_scale)
         if not self.by_element:
             self._T = scale_of_groups(
-                plan.scale_function, plan.floor, groups, self._clean_squares, self._weight_squares
+                plan.scale_function, plan.floor, groups, self._first_squares, self._weight_squares
             )
-            self._doubt = self._doubt + self._T.sum()
+            self._zero = self._zero + self._T.sum()
         elif self.keeps_position or replaces:
-            for piece, gradient in groups.each(self._parts):
+            for piece, gradient in groups.each(self._climbed):
                 self._kept_T[piece] = piece.buffer("T").copy_(self._own_scale(piece, gradient))
         if method is not None and replaces:
-            self._climb(method, kept, has_gradient=True)
-        slope = self._normalise(sums)
+            self._climb_by_method(method, kept, has_gradient=True)
+        dual_norm = self._normalise(sums)
         # A budget is the rise of the mean loss along the direction: epsilon = budget / |T c|_q.
         self._epsilon = (
-            self._one * self.size if plan.budget is None else self.size * inverse(slope / self._gradient_scale)
+            self._one * self.size if plan.budget is None else self.size * inverse(dual_norm / self._gradient_scale)
         )
-        self._doubt = self._doubt + self._epsilon
-        for piece in groups.pieces if self.keeps_position else ():
-            piece.buffer("position").zero_()
+        self._zero = self._zero + self._epsilon
+        if self.keeps_position:
+            for piece in groups.pieces:
+                piece.buffer("position").zero_()
 
-    def add(self, seen: Pass) -> None:
-        """Record the loss of a pass."""
+    def record_loss(self, seen: Pass) -> None:
         self.trace.losses.append(seen.loss)
         self.trace.loss_scale = seen.loss_scale
-        self._doubt_of_loss = (seen.loss - seen.loss).to(self._one)
-        self._doubt = self._doubt + self._doubt_of_loss
+        self._zero_of_loss = (seen.loss - seen.loss).to(self._one)
+        self._zero = self._zero + self._zero_of_loss
 
-    def _read(self, seen: Pass) -> None:
-        """Climb the gradient of a pass."""
+    def _climb_gradient(self, seen: Pass) -> None:
         scale = abs(seen.gradient_scale)  # its sign does not matter
         self._gradient_scale = scale.to(self._one) if isinstance(scale, Tensor) else scale
-        self._parts, self._is_noise = self.groups.split(self.groups.gradients()), False
+        self._climbed, self._is_noise = self.groups.split(self.groups.gradients()), False
 
-    def _climb(self, method: Method, kept: Kept, *, has_gradient: bool) -> None:
-        """Climb what the method says, instead of the gradient."""
+    def _climb_by_method(self, method: Method, kept: Kept, *, has_gradient: bool) -> None:
         parameters = [operand.parameter for operand in self.groups.operands]
         with kept.bound(parameters, self._gradient_scale, self._is_finite):
             gradients = [dense_gradient(p, p.grad) for p in parameters] if has_gradient else None
             found = method.direction(gradients, kept)
         if isinstance(found, Noise):
-            self._parts, self._is_noise = self.groups.noise(found.seed), True
+            self._climbed, self._is_noise = self.groups.noise(found.seed), True
             return
         check_result(found, parameters, f"{type(method).__name__}.direction")
-        self._parts = self.groups.split([local(tensor) for tensor in found], "climbed")
+        self._climbed = self.groups.split([local(tensor) for tensor in found], "climbed")
 
     def _is_finite(self) -> Tensor | bool:
         """Whether all losses, gradients and scales so far were finite."""
-        finite = self._doubt.isfinite()
+        finite = self._zero.isfinite()
         return bool(finite) if self._looks else finite
 
     def _names_along(self) -> list[str]:
-        """The sums of the direction that are needed before the weights move: h v, and perhaps |T v|^2."""
-        # Without a cap |T v|^2 of groups costs less while they move, but a collective if they are sharded.
+        """The sums that are needed before the weights move: "slope" of h v, and "lengths" of |T v|^2."""
+        # Without a cap the lengths of groups cost less while they move, but a collective if they are sharded.
         if not self.keeps_position and (self.plan.cap is not None or self.groups.sharded or self.by_element):
             return ["slope", "lengths"]
         predicts = self.measured and not self._is_noise
@@ -196,15 +211,15 @@ class _Ascent:
             return [*found, squares(piece.weights())] if weights else found
 
         names = ["gradient"] * gradient + along + ["weights"] * weights
-        pairs: Any = self.groups.each(self._parts) if gradient or along else zip(self.groups.pieces, repeat(None))
-        sums = self._sums(names, (sums_of(*each) for each in pairs), self._doubt_of_loss)
+        pairs: Any = self.groups.each(self._climbed) if gradient or along else zip(self.groups.pieces, repeat(None))
+        sums = self._sums(names, (sums_of(*each) for each in pairs), self._zero_of_loss)
         if is_climbed and is_own_direction:
             sums["slope"] = sums["lengths"] = sums["gradient"]
         return sums
 
     def _sums(self, names: list[str], found: Iterable[list[Tensor]], doubt: Any = 0.0) -> dict[str, Tensor]:
         sums = self.groups.sums(len(names), found, doubt)
-        self._doubt = self._doubt + sums[:1].sum()
+        self._zero = self._zero + sums[:1].sum()
         return dict(zip(names, sums, strict=True))
 
     def _own_scale(self, piece: Piece, gradient: Tensor) -> Tensor:
@@ -215,34 +230,34 @@ class _Ascent:
         return scale_of_weights(self.plan.scale_function, self.plan.floor, self.groups, piece, gradient, scale)
 
     def _along(self, piece: Piece, climbed: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(h, v, T), without the T of groups."""
+        """(h, v, T)."""
         if not self.by_element:
-            return climbed, steepest_ascent(climbed, self.p, self._largest, out=piece.room), None
+            return climbed, steepest_ascent(climbed, self.p, self._largest, out=piece.for_move), None
         scale = self._own_scale(piece, climbed)
-        h = torch.mul(climbed, scale, out=piece.scratch)
-        return h, steepest_ascent(h, self.p, self._largest, out=piece.spare), scale
+        h = torch.mul(climbed, scale, out=piece.for_h)
+        return h, steepest_ascent(h, self.p, self._largest, out=piece.for_v), scale
 
     def _move(self, piece: Piece, climbed: Tensor) -> Tensor:
-        """T v, without the T of groups."""
-        if self._keeps_moves and piece.keeps_room:
-            return piece.room
+        """T v."""
+        if self._keeps_moves and piece.keeps_move:
+            return piece.for_move
         _, v, scale = self._along(piece, climbed)
-        return v if scale is None else torch.mul(v, scale, out=piece.room)
+        return v if scale is None else torch.mul(v, scale, out=piece.for_move)
 
     def _sums_along(self, piece: Piece, climbed: Tensor, names: list[str]) -> list[Tensor]:
         h, v, scale = self._along(piece, climbed)
         slope = squares(h) if v is h else products(h, v)
         if "lengths" not in names:
             return [slope]
-        return [slope, squares(v if scale is None else torch.mul(v, scale, out=piece.room))]
+        return [slope, squares(v if scale is None else torch.mul(v, scale, out=piece.for_move))]
 
     def _normalise(self, sums: dict[str, Tensor]) -> Tensor:
-        """Find the factor of each group's v, and |T v|^2 if it is needed; return |T c|_q."""
+        """Find the factor of each group's v, and measure what is missing; return |T c|_q."""
         p, groups, names = self.p, self.groups, self._names_along()
         if p not in (2.0, math.inf):
-            self._largest = groups.largest(self._along(*each)[0] for each in groups.each(self._parts))
+            self._largest = groups.largest(self._along(*each)[0] for each in groups.each(self._climbed))
         if "slope" not in sums and names:
-            sums = self._sums(names, (self._sums_along(*each, names) for each in groups.each(self._parts)))
+            sums = self._sums(names, (self._sums_along(*each, names) for each in groups.each(self._climbed)))
         self._slope, self._lengths = sums.get("slope"), sums.get("lengths")
         # T v may still be where its sums were computed, so that the gradient need not be read again.
         self._keeps_moves = self._lengths is not None and (self.by_element or p == math.inf)
@@ -252,25 +267,26 @@ class _Ascent:
         largest_scale = self._T.max()
         ratio = self._T * inverse(largest_scale)  # powers of large and of small numbers are not finite
         q = 1.0 if p == math.inf else p / (p - 1)
+        # The sum of |T h / (the largest T times the largest |h|)|^q, times the latter.
         total = (ratio**q * self._slope).sum() * inverse(self._largest)
         self._factor = ratio ** (1 / (p - 1)) * inverse(total ** (1 / p))
         return self._largest * largest_scale * total ** (1 / q)
 
     @torch.no_grad()
     def step(self, seen: Pass | None) -> None:
-        """Compute y_k = project(y_{k-1} + eta / epsilon d_k), and move the weights to w + epsilon T y_k."""
+        """Compute y_k = project(y_{k-1} + stride * factor v), and move the weights to w + epsilon T y_k."""
         if seen is not None:
-            self._read(seen)
+            self._climb_gradient(seen)
             self._normalise(self._measure())
         groups, stride = self.groups, self.plan.relative_step
         if not self.keeps_position:  # it starts at the centre, so projecting it only limits its length to 1
             factor = self._factor * min(1.0, stride)
             self._limit(factor, self._lengths)
-            moved = (self._move(piece, climbed) for piece, climbed in groups.each(self._parts))
+            moved = (self._move(piece, climbed) for piece, climbed in groups.each(self._climbed))
             self._displace(moved, factor * self._shrink, self._lengths)
         else:
             factors = groups.spread(self._factor * stride)
-            for (piece, climbed), factor in zip(groups.each(self._parts), factors, strict=True):
+            for (piece, climbed), factor in zip(groups.each(self._climbed), factors, strict=True):
                 piece.buffer("position").addcmul_(self._along(piece, climbed)[1], factor)
             self._project(shrinkage)
         if seen is None and self._slope is not None and not self._is_noise:
@@ -310,15 +326,14 @@ class _Ascent:
 
     def _times_scale(self, piece: Piece, position: Tensor) -> Tensor:
         """T y, if each weight has its own T; else y."""
-        return torch.mul(position, self._kept_T[piece], out=piece.scratch) if self.by_element else position
+        return torch.mul(position, self._kept_T[piece], out=piece.for_h) if self.by_element else position
 
     def _limit(self, factor: Tensor, lengths: Any) -> None:
-        """Find what shrinks the offsets `factor` T v to the cap; `lengths` are |T v_i|^2 without the T of groups."""
+        """Find what shrinks the offsets `factor` T v to the cap; `lengths` are |T v_i|^2."""
         if self.plan.cap is None:
             return
         norms = (self._epsilon * self._T * factor).abs() * lengths.sqrt()
-        rms_weight = (self._weight_squares.sum() / max(self.groups.total, 1)).sqrt()  # of all weights that take part
-        limits = self.plan.cap * comparable_norms(self._weight_squares.sqrt(), self.groups.sizes, rms_weight)
+        limits = self.plan.cap * comparable_norms(self._weight_squares.sqrt(), self.groups.sizes)
         self._shrink = torch.where(norms > limits, limits * inverse(norms), 1.0)
 
     def _displace(self, vectors: Iterable[Tensor], factor: Tensor, lengths: Tensor | None) -> None:
@@ -339,7 +354,7 @@ class _Ascent:
                 yield piece, values, own
 
         self.weights.displace(moves())
-        self._parts = ()  # the next pass may free the gradients
+        self._climbed = ()  # the next pass may free the gradients
         if lengths is None:
             [lengths] = groups.sums(1, found)
         offsets = (factor.abs() * lengths.sqrt()).nan_to_num(0.0, posinf=math.inf)  # 0 times NaN
@@ -361,11 +376,11 @@ class _Ascent:
             predicted_rise=self._rise,
         )
         if self.detailed and seen is not None:
-            self._read(seen)
+            self._climb_gradient(seen)
             last = self._measure(is_climbed=False)["gradient"].sqrt()
-            pairs = groups.each(self._parts)
+            pairs = groups.each(self._climbed)
             both = groups.sums(1, ([products(own, piece.buffer("clean gradient"))] for piece, own in pairs))[0]
-            report.gradient_norms = clean = self._clean_squares.sqrt()
+            report.gradient_norms = clean = self._first_squares.sqrt()
             report.gradient_ratios = last / self._gradient_scale * inverse(clean)
             report.cosines = both * inverse(last * clean)
         return trace

@@ -20,8 +20,8 @@ from gasam.torch_private import copy_all, get_gradient, hides_its_memory, local,
 class Weights:
     """All tensors that may move. In a pass at w + a most point to other memory, and their own is not written.
 
-    That memory is kept between steps, so that its address stays the same. Written in place, and copied back, are
-    FSDP2's shards, tensors that share their storage with others, tensors with gaps in it, and all with `in_place`.
+    That memory is kept between steps, so that its address stays the same. FSDP2's shards, tensors that share their
+    storage with others or have gaps in it, and all with `in_place` are written in place and copied back.
 
     Args:
         tensors: The parameters.
@@ -54,7 +54,7 @@ class Weights:
         self.__init__(**state)  # type: ignore[misc]
 
     @contextmanager
-    def walk(self) -> Iterator[None]:
+    def away(self) -> Iterator[None]:
         """One walk. At the end the weights are home, whatever happened."""
         if self.walking:
             raise RuntimeError("these weights are on a walk already: do not start another walk in the loss function")
@@ -66,8 +66,11 @@ class Weights:
             self.home()
 
     @torch.no_grad()
-    def taking_part(self, granularity: str, moves: Callable[[Tensor], bool] | None = None) -> Groups:
-        """The groups of the trained tensors that `moves` chooses; by default of those that have a gradient now."""
+    def prepared(self, granularity: str, moves: Callable[[Tensor], bool] | None = None) -> Groups:
+        """The groups of the trained tensors that `moves` chooses, by default of those that have a gradient now.
+
+        Their memory is laid out, and w is copied where it will be overwritten.
+        """
         chosen = [g is not None for g in map(get_gradient, self.tensors)] if moves is None else map(moves, self.tensors)
         pairs = enumerate(zip(self.tensors, chosen, strict=True))
         present = [i for i, (tensor, here) in pairs if here and tensor.requires_grad]
@@ -140,11 +143,11 @@ class Weights:
 
     def displace(self, moves: Iterable[tuple[Piece, Tensor, Tensor]]) -> None:
         """Write w + factor * values for each (piece, values, factor), and let the parameters point there."""
-        if self._moved:
+        if self._moved:  # w + a has overwritten the copies of small tensors
             self._load()
         self._moved = True
         for piece, values, factor in moves:
-            piece.displace(values, factor)
+            piece.write(values, factor)
         for operand in self._apart:
             operand.memory.copy_(operand.source)
         for operand in self._apart:  # added, because another tensor may use the same memory

@@ -54,7 +54,7 @@ class Method:
         raise NotImplementedError
 
     def learn(self, g: Tensors, kept: Kept) -> None:
-        """Keep something of the gradient that the optimizer gets. Called once an optimizer step, walking or not."""
+        """Keep something of the gradient that the optimizer gets. Called once in each optimizer step."""
 
     @property
     def has_direction(self) -> bool:
@@ -85,7 +85,7 @@ class Kept:
     def __init__(self) -> None:
         self._kept: dict[str, dict[Tensor, Tensor]] = {}
         self._parameters: Sequence[Tensor] = ()
-        self._is_finite: Callable[[], Any] = bool  # False
+        self._is_finite: Callable[[], Any] = bool  # gives False, and can be pickled
         self.factor: Tensor | float = 1.0
         """The gradients of this step divided by those of the mean loss, such as a loss scale."""
         self.step = 0
@@ -107,7 +107,7 @@ class Kept:
         try:
             yield
         finally:
-            self._parameters, self._is_finite = (), bool  # the other one may hold the gradients of the step
+            self._parameters, self._is_finite = (), bool  # that of the step may hold its gradients
 
     def __getitem__(self, name: str) -> Tensors:
         known = self._kept.setdefault(name, {})

@@ -1,4 +1,4 @@
-"""GSAM: SAM without the part of the clean gradient that is orthogonal to SAM's."""
+"""GSAM: SAM minus a share of the clean gradient's component that is orthogonal to SAM's gradient."""
 
 from dataclasses import dataclass
 from typing import Any

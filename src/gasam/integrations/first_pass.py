@@ -81,7 +81,7 @@ class FirstPass(LossPasses):
             sharp.weights.keeps_graph = displaced and self.loss is not None
             raise _Forwarded
 
-        def apart(loss: Tensor) -> None:
+        def without_autocast(loss: Tensor) -> None:
             with torch.autocast(loss.device.type, enabled=False):
                 backward(loss)
 
@@ -90,7 +90,7 @@ class FirstPass(LossPasses):
                 kept, method, parameters = sharp.kept, sharp.perturbation.method, sharp.parameters
                 state = None if method is None or method.learns else deepcopy(kept.state_dict(parameters))
                 try:
-                    self._step(function, backward=apart)
+                    self._step(function, backward=without_autocast)
                 finally:
                     if state is not None:  # restore what a direction has changed, because `fold` begins again
                         kept.load_state_dict(state, parameters)
@@ -109,10 +109,10 @@ class FirstPass(LossPasses):
         assert loss is not None
         factors: list[Tensor] = []
 
-        def scaled_backward(share: Tensor) -> None:
+        def scaled_backward(multiple: Tensor) -> None:
             """Run backward on a multiple of the pass's loss, as the framework would."""
             if factors:
-                backward(share * factors[0])
+                backward(multiple * factors[0])
                 return
             with derivatives(loss) as at_loss, derivatives(made) as at_made:
                 backward(made if self.factor == 1 else made * self.factor)
@@ -230,8 +230,7 @@ def checked(sharp: object, builder: str) -> SharpBackward:
         raise TypeError(f"{builder} must return a SharpBackward, got {type(sharp).__name__}")
     if sharp.backward is not torch.Tensor.backward:
         raise ValueError(f"{builder} must not give SharpBackward a backward, because the framework has one")
-    method = sharp.perturbation.method
-    if method is not None and not method.clean_pass and (sharp.in_place or any(map(is_sharded, sharp.parameters))):
+    if not sharp.perturbation.clean_pass and (sharp.in_place or any(map(is_sharded, sharp.parameters))):
         raise RuntimeError(_IN_PLACE)  # now, and not when the schedule begins to walk
     return sharp
 

@@ -202,8 +202,7 @@ class Walk(BaseModel):
     @property
     def one_pass(self) -> bool:
         """Whether the method computes no gradient at the weights themselves."""
-        method = self.perturbation().method
-        return method is not None and not method.clean_pass
+        return not self.perturbation().clean_pass
 
     @property
     def passes(self) -> float:

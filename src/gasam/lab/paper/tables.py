@@ -99,7 +99,7 @@ class Row:
 
     def beside(self, found: Comparison | None, size: str, walks: Walks | Path) -> tuple[dict[str, str], dict[str, Any]]:
         """The texts and the values of this row: ours, and beside it the recommended walk."""
-        ours = found and self.ours(found, size, walks)
+        ours = None if found is None else self.ours(found, size, walks)
         usual = None
         if found and self.baseline is not None and "epsilon" not in self.walk and walks != "recommended":
             usual = self.ours(found, size, "recommended")
@@ -130,7 +130,7 @@ class Row:
 
     def missing_hours(self, found: Comparison | None, ours: comparison.Row | None, trials: int) -> float:
         """Core-hours of a search and of what three seeds lack, from the time of plain training; 0 if unknown."""
-        plain = found and next((each for each in found.rows if each.method == "baseline"), None)
+        plain = next((each for each in (found.rows if found else ()) if each.method == "baseline"), None)
         missing = max(0, FEW - (0 if ours is None else len(ours.records))) + trials
         if not plain:
             return 0.0
