@@ -95,7 +95,7 @@ class SharpBackward:
             schedule, self.parameters, accumulation=accumulation, total_steps=total_steps, process_group=group
         )
         self.enabled = True
-        self.kept, self._learner = Kept(), self.perturbation.method
+        self.kept, self._followed = Kept(), self.perturbation
         # Whether a displaced pass was checked for updates of running statistics; not needed if they are restored.
         self.searched = self.model is not None or includes(around, frozen_batchnorm)
         self.last: Trace | None = None  # until the first call has succeeded
@@ -104,8 +104,19 @@ class SharpBackward:
 
     def set_parameters(self, entries: list[Entry]) -> None:
         """Walk with these parameters from now on."""
-        self.parameters = [entry.tensor for entry in entries]
+        self._entries, self.parameters = entries, [entry.tensor for entry in entries]
         self.weights = weights_of(entries, self.perturbation, self.model, in_place=self.in_place)
+
+    def _follow(self) -> None:
+        """Forget what belongs to another perturbation."""
+        plan, before = self.perturbation, self._followed
+        if plan is before or plan == before:
+            return
+        self._followed, self._watch = plan, Watch()
+        if plan.method != before.method:
+            self.kept, self._scale = Kept(), None
+        if (plan.perturb, plan.granularity) != (before.perturb, before.granularity):
+            self.set_parameters(self._entries)
 
     def __repr__(self) -> str:
         return f"SharpBackward({len(self.parameters)} parameters, {self.perturbation}, {self.clock.schedule})"
@@ -134,6 +145,7 @@ class SharpBackward:
 
     def walks(self) -> bool:
         """Whether the next call runs displaced passes."""
+        self._follow()
         return self._why_plain() is None
 
     def _why_plain(self) -> str | None:
@@ -153,6 +165,8 @@ class SharpBackward:
 
         `last` says whether the next call is the last one of the step, from whose gradient a moving average learns.
         """
+        if step != self.clock.state.step:
+            self._scale = None
         self.clock.begin_step(step, last=last)
 
     def metrics(self) -> dict[str, float]:
@@ -181,8 +195,7 @@ class SharpBackward:
         the weights and the schedule are as before, and so is `.grad`, except after a plain pass and with closures.
         """
         plan, clock = self.perturbation, self.clock
-        if plan.method != self._learner:  # forget what another method has kept
-            self.kept, self._learner, self._scale = Kept(), plan.method, None
+        self._follow()
         if self.could_walk:
             self._check(run)
         plain, strength = self._why_plain(), clock.strength()
@@ -253,6 +266,7 @@ class SharpBackward:
     def _learn(self, run: LossPasses) -> None:
         """In the last call of an optimizer step a method that learns gets its gradient."""
         if not self.learns:
+            self._scale = None
             return
         scale = run.gradient_scale / run.factor  # the gradient of this call divided by that of the mean loss
         scale = scale if self._scale is None else self._scale + scale  # gradients of micro-batches add up

@@ -99,8 +99,8 @@ class Piece:
             self._buffers[name] = torch.zeros_like(self.target, dtype=self.wide)
         return self._buffers[name]
 
-    def without_padding(self, numbers: Tensor) -> Tensor:
-        """The numbers of this shape, with zeros where there is no weight."""
+    def without_padding(self, numbers: Tensor, name: str) -> Tensor:
+        """The numbers of this shape, with zeros where there is no weight; valid until the next call with this name."""
         return numbers
 
     def weights(self) -> Tensor:
@@ -130,13 +130,13 @@ class Packed(Piece):
         """Copy w."""
         copy_all(self.copies, self._tensors)
 
-    def without_padding(self, numbers: Tensor) -> Tensor:
-        return self.read(self._views_of(numbers), "numbers")
+    def without_padding(self, numbers: Tensor, name: str) -> Tensor:
+        return self.read(self._views_of(numbers), name)
 
     def _views_of(self, matrix: Tensor) -> list[Tensor]:
         """A view of the matrix for each tensor, with the strides of the tensor."""
-        rows = accumulate(self.counts, initial=0)
-        return [matrix.as_strided(*shape, row * COLUMNS) for shape, row in zip(self._shapes, rows, strict=False)]
+        places = accumulate((count * COLUMNS for count in self.counts), initial=int(matrix.storage_offset()))
+        return [matrix.as_strided(*shape, place) for shape, place in zip(self._shapes, places, strict=False)]
 
     def read(self, tensors: list[Tensor], name: str) -> Tensor:
         """The tensors as a matrix, which is kept under this name until the next call."""
@@ -320,9 +320,8 @@ class _Noisy:
             numbers = words.view(torch.int8)[:count]  # bytes take a sixth of the time of floats
             if piece.kind not in memory or memory[piece.kind].numel() < count:
                 memory[piece.kind] = torch.empty(count, device=device, dtype=kind)
-            yield piece.without_padding(
-                memory[piece.kind][:count].copy_(numbers).add_(0.5).div_(127.5).view(piece.target.shape)
-            )
+            values = memory[piece.kind][:count].copy_(numbers).add_(0.5).div_(127.5)
+            yield piece.without_padding(values.view(piece.target.shape), "noise")
 
 
 def by_rows(tensor: Tensor, granularity: str) -> bool:

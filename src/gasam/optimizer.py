@@ -159,6 +159,7 @@ class _ClosurePasses(LossPasses):
             kind = type(returned).__name__
             raise TypeError(f"the closure must return the loss as a single number, got {kind}: is a `return` missing?")
         check_reached(self.trained, "the closure left no gradient on any parameter: it must call loss.backward()")
-        loss, scale = torch.as_tensor(returned).detach().reshape(()), self.sharp.gradient_scale
+        loss = returned if isinstance(returned, Tensor) else torch.tensor(float(returned), dtype=torch.float64)
+        loss, scale = loss.detach().reshape(()), self.sharp.gradient_scale
         # A closure with a scale may return the loss before or after scaling it.
         return Pass(loss, now(scale), 1.0 if scale == 1.0 else None), returned, returned

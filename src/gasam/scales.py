@@ -114,7 +114,10 @@ def scale_of_weights(
     # What the scale does not read is not computed.
     gradient = gradient.abs().div_(factor) if reads_gradient(scale) else gradient
     weight = torch.abs(piece.weights(), out=piece.for_w) if reads_weights(scale) else piece.for_w
-    return scale(Group(gradient, weight, gradient.new_ones(1), groups.total, floor))
+    found = scale(Group(gradient, weight, gradient.new_ones(1), groups.total, floor))
+    if isinstance(scale, Weight) or scale in SCALES.values():
+        return found
+    return piece.without_padding(found.expand_as(gradient).contiguous(), "own T")  # which may be anything there
 
 
 SMALLEST_WEIGHTS = 0.01

@@ -190,7 +190,7 @@ class Trace:
             TOO_FAR: climbed & (groups.ratios(1.0) > 1).any(),  # with 0.01 every bias near zero would count
             TOO_STEEP: climbed & too_steep,
             TOO_SMALL: climbed & (predicted < rounding),
-            UNSEEN: climbed & ~(predicted < rounding) & (self.sharpness == 0).to(climbed),
+            UNSEEN: climbed & (predicted >= rounding) & (self.sharpness == 0).to(climbed),
         }
 
     def _of_mean(self, loss: Tensor) -> Tensor:

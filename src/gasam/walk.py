@@ -178,6 +178,7 @@ class _Ascent:
             found = method.direction(gradients, kept)
         if isinstance(found, Noise):
             self._climbed, self._is_noise = self.groups.noise(found.seed), True
+            self._gradient_scale = 1.0
             return
         check_result(found, parameters, f"{type(method).__name__}.direction")
         self._climbed = self.groups.split([local(tensor) for tensor in found], "climbed")

@@ -73,7 +73,7 @@ class Weights:
         """
         chosen = [g is not None for g in map(get_gradient, self.tensors)] if moves is None else map(moves, self.tensors)
         pairs = enumerate(zip(self.tensors, chosen, strict=True))
-        present = [i for i, (tensor, here) in pairs if here and tensor.requires_grad]
+        present = [i for i, (tensor, here) in pairs if here and tensor.requires_grad and tensor.numel()]
         if not self._fits(present, granularity):
             self._lay_out(present, granularity)
         if self._copied:
@@ -105,7 +105,7 @@ class Weights:
         for memory in memories:
             tenants.setdefault(storage_identity(memory), []).append(memory)
         overlapping = {storage for storage, here in tenants.items() if overlap(here)}
-        operands, self._apart = list[Operand](), list[Operand]()
+        operands, apart = list[Operand](), list[Operand]()
         for i, memory in zip(present, memories, strict=True):
             tensor, storage = self.tensors[i], storage_identity(memory)
             if hides_its_memory(tensor) and not is_sharded(tensor):
@@ -119,15 +119,16 @@ class Weights:
             rows_lie_apart = in_rows and memory.stride(0) < max(memory.stride())
             if storage in overlapping or not _is_dense(memory) or rows_lie_apart:
                 operand.source, operand.target = torch.empty(2, *memory.shape, dtype=memory.dtype, device=memory.device)
-                self._apart.append(operand)
+                apart.append(operand)
             elif self.in_place or is_sharded(tensor) or len(tenants[storage]) > 1:
                 operand.source, operand.target = self._twin(i, memory), memory
             elif in_rows or not 0 < memory.numel() <= limits(memory).small:
                 operand.target = self._twin(i, memory)
-        self._groups, self._present, self._memories = Groups(operands, granularity), present, memories
+        groups = Groups(operands, granularity)  # everything is allocated now, or the layout before stays
+        self._groups, self._present, self._memories, self._apart = groups, present, memories, apart
         unsharded = [o for o in operands if not is_sharded(o.parameter)]
         copied = [o for o in operands if o.source is not o.memory]
-        written = [o for o in copied if o.target is o.memory or o in self._apart]
+        written = [o for o in copied if o.target is o.memory or o in apart]
         self._unsharded, self._own = [o.parameter for o in unsharded], [o.memory for o in unsharded]
         self._away: list[Any] = [o.memory if o in written else o.target for o in unsharded]
         self._copied, self._copies = [o.memory for o in copied], [o.source for o in copied]

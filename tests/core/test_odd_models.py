@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gasam import Perturbation, SharpBackward, asam, ga_sam, layer_sam, sam
+from gasam import Perturbation, SharpBackward, asam, friendly_sam, ga_sam, layer_sam, momentum_sam, sam, sam_on
 from problems import at_home, batch, gradient_of, loss_of, network, through_backward
 from tolerances import EXACT, error, same_bits
 
@@ -92,6 +92,40 @@ def test_the_perturbation_may_change_between_steps():
         assert torch.equal(
             torch.stack(sharp.last.losses), torch.stack(through_backward(network(), perturbation)[0].losses)
         )
+
+
+def test_another_perturbation_is_followed_whole():
+    """What moves, what is kept and what was measured; the unit of |a| and the last report are the new one's."""
+    model = nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.Linear(4, 3)).double()
+    sharp, loss = SharpBackward(model, sam(0.05)), loss_of(model)
+    for _ in range(25):
+        sharp(loss)
+    sharp.perturbation = sam_on(0.05)
+    sharp(loss)
+    assert sharp.last.groups.labels == ["1.weight", "1.bias"]
+    assert sharp.metrics()["step"] == 25
+    sharp.perturbation = friendly_sam(0.05)
+    sharp(loss)
+    assert len(sharp.last.groups.labels) == 6
+    sharp.perturbation = momentum_sam(0.05)
+    assert not sharp.walks()
+    sharp.perturbation = sam(0.05, granularity="module")
+    sharp(loss)
+    assert sharp.last.groups.labels == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("count", [5, 70, 40_000])
+def test_own_scales_of_weights_see_only_weights(count):
+    """1 / |w| is infinite where small tensors are filled up with zeros."""
+    w = nn.Parameter(torch.rand(count).double() + 0.1)
+    home, seen = w.detach().clone(), []
+    walk = Perturbation(epsilon=0.01, norm=2.0, granularity="element", scale=lambda group: 1 / group.weight)
+    sharp = SharpBackward([("w", w), ("empty", nn.Parameter(torch.zeros(0).double()))], walk)
+    sharp(lambda: (seen.append(w.detach().clone()), (w**3).sum())[1])
+    direction = 3 * home**2 / home  # T g
+    expected = 0.01 * direction / direction.norm() / home
+    assert error(seen[1] - home, expected) < EXACT
+    assert sharp.last.verdict() == "fine"
 
 
 def test_mixed_types_share_one_walk():

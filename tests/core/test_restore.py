@@ -199,3 +199,40 @@ class TestMemoryGivenAwayInAPass:
         a.grad = b.grad = None
         sharp(loss)
         assert (b == 7).all()
+
+
+@pytest.mark.parametrize("full_first", [False, True])
+def test_a_failed_allocation_leaves_the_layout_before(full_first, monkeypatch):
+    gaps, small, large = (
+        nn.Parameter(torch.randn(6, 12)[:, ::2]),
+        nn.Parameter(torch.randn(9)),
+        nn.Parameter(torch.randn(20_000)),
+    )
+    sharp, seen = SharpBackward([small, gaps, large], sam(0.5)), []
+
+    def loss(full):
+        seen.append(gaps.detach().clone())
+        return small.square().sum() + gaps.square().sum() + (large.square().sum() if full else 0)
+
+    def fails(*arguments, **options):
+        raise torch.OutOfMemoryError
+
+    sharp(lambda: loss(full_first))
+    before = sharp.last.offsets[-1]
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", fails)
+        with pytest.raises(torch.OutOfMemoryError):
+            sharp(lambda: loss(not full_first))
+    seen.clear()
+    sharp(lambda: loss(full_first))
+    assert torch.equal(sharp.last.offsets[-1], before)
+    assert (seen[1] - seen[0]).norm() > 0
+
+
+def test_memory_follows_other_strides():
+    weight = nn.Parameter(torch.randn(4, 30, 40, 5))
+    sharp, strides = SharpBackward([weight], sam(0.5)), []
+    for form in (torch.contiguous_format, torch.channels_last, torch.contiguous_format):
+        weight.data, weight.grad = weight.data.contiguous(memory_format=form), None
+        sharp(lambda: (strides.append(weight.stride()), weight.square().sum())[1])
+        assert strides[-1] == strides[-2] == weight.stride()

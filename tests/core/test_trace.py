@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from gasam import Schedule, SharpBackward, ga_sam, range_test, recommended, sam
+from gasam import Schedule, SharpBackward, SharpnessAware, ga_sam, range_test, recommended, sam
+from gasam.trace import UNSEEN
 from problems import ENTRIES, at_home, batch, loss_of, messages_of, network, through_backward
 from tolerances import EXACT, error, flat, same_bits
 
@@ -104,6 +105,35 @@ def test_rises_beyond_the_predicted_one_are_warned_of():
 
 NAMES = ["0.weight", "0.bias", "2.weight", "2.bias"]
 FILTERS = [*(f"0.weight[{i}]" for i in range(5)), "0.bias", *(f"2.weight[{i}]" for i in range(3)), "2.bias"]
+
+
+@pytest.mark.parametrize("kind", [int, float])
+def test_a_closure_may_return_a_number(kind):
+    w = nn.Parameter(torch.ones(3).double())
+    optimizer = SharpnessAware(torch.optim.SGD([w], lr=0.0), sam(1e-6))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = w.square().sum()
+        loss.backward()
+        return kind(loss.detach())
+
+    optimizer.step(closure)
+    assert optimizer.last.verdict() == {float: "fine", int: UNSEEN}[kind]
+
+
+def test_without_a_unit_of_the_loss_too_small_and_unseen_are_not_told_apart():
+    w = nn.Parameter(torch.ones(3))
+    optimizer = SharpnessAware(torch.optim.SGD([w], lr=0.0), sam(1e-9), gradient_scale=8.0)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = 8 * w.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert optimizer.last.verdict() == "fine"
 
 
 @ENTRIES

@@ -42,7 +42,10 @@ class Method:
     usual_schedule: ClassVar[Schedule | None] = None
 
     def direction(self, g: Any, kept: Kept) -> Tensors | Noise:
-        """What the first ascent step climbs, from the gradient at w. Do not write to it."""
+        """What the first ascent step climbs, from the gradient at w. Do not write to it.
+
+        It has the unit of g: multiply what you have kept by `kept.factor`.
+        """
         return g  # type: ignore[no-any-return]
 
     def fold(self, gradients: list[Any], kept: Kept, strength: float) -> Tensors:
@@ -78,8 +81,8 @@ class Noise(NamedTuple):
 class Kept:
     """The tensors that a method keeps between steps, by name: one for each parameter, zeros before the first.
 
-    They are allocated once, in float32 or the wider type of the parameter, and sharded like it. A step with a loss or
-    gradient that is not finite does not change them.
+    They are allocated once, in float32 or the parameter's type if that is wider, and sharded like it. A step with a
+    loss or gradient that is not finite does not change them.
     """
 
     def __init__(self) -> None:
