@@ -111,13 +111,13 @@ def test_one_pass_along_the_average_equals_the_reference(name, micro_batches):
     assert error(flat(model.parameters()), w) < EXACT
 
 
-def test_random_offsets_move_each_tensor_by_a_share_of_its_norm():
+def test_random_offsets_move_each_tensor_by_a_share_of_its_norm_once_a_step():
     model, moved = network(torch.float32), []
     home = [p.detach().clone() for p in model.parameters()]
     model.register_forward_pre_hook(lambda *_: moved.append([p.detach().clone() for p in model.parameters()]))
-    sharp = SharpBackward(model, random_offsets(0.03))
+    sharp = SharpBackward(model, random_offsets(0.03), accumulation=2)
     with at_home(model.parameters()):
-        for _ in range(3):
+        for _ in range(6):
             sharp(loss_of(model))
     for visit in moved:
         for own, there in zip(home, visit, strict=True):
@@ -126,18 +126,9 @@ def test_random_offsets_move_each_tensor_by_a_share_of_its_norm():
     assert error(sharp.last.offsets[-1], lengths) < 1e-4
     signs = [flat([there - own for own, there in zip(home, visit, strict=True)]).sign() for visit in moved]
     assert signs[0].abs().min() == 1
-    assert len({tuple(each.tolist()) for each in signs}) == 3, "each step draws another offset"
+    assert same_bits(signs[::2], signs[1::2]), "the micro-batches of a step share an offset"
+    assert len({tuple(each.tolist()) for each in signs}) == 3, "each step draws another one"
     assert (sharp.last.passes, sharp.last.verdict()) == (1, "fine")
-
-
-def test_random_offsets_are_the_same_for_all_micro_batches_of_a_step():
-    model, moved = network(), []
-    model.register_forward_pre_hook(lambda *_: moved.append(flat(model.parameters()).detach().clone()))
-    sharp = SharpBackward(model, random_offsets(0.1), accumulation=2)
-    for _ in range(4):
-        sharp(loss_of(model))
-    assert same_bits([moved[0], moved[2]], [moved[1], moved[3]])
-    assert not torch.equal(moved[0], moved[2])
 
 
 def train(sharp, model, steps, optimizer):
@@ -224,24 +215,46 @@ def test_running_statistics_count_one_pass_of_the_loss_function(kind):
     assert int(model[1].num_batches_tracked) == 3
 
 
-@pytest.mark.parametrize("walk", [sam(0.1), averaging(sam(0.1))])
-def test_what_needs_the_clean_gradient_is_refused(walk):
+def called(walk, schedule=None, ascent=False, **options):
+    """A step of a walk, with an ascent of its own or without."""
     model = network()
-    ascent = {} if walk.method else {"ascent": loss_of(model)}
-    with pytest.raises(ValueError, match="weight=1"):
-        SharpBackward(model, walk, schedule=Schedule(every=2))(loss_of(model), **ascent)
-    assert all(p.grad is None for p in model.parameters())
-    detailed = SharpBackward(model, walk, detailed=True)
-    for _ in range(2):
-        model.zero_grad()
-        detailed(loss_of(model), **ascent)
-    assert detailed.last.groups.cosines is None
+    loss = loss_of(model)
+    SharpBackward(model, walk, schedule=schedule, **options)(loss, ascent=loss if ascent else None)
 
 
-def test_a_method_with_a_fold_refuses_ascent():
+def range_tested(walk):
     model = network()
-    with pytest.raises(ValueError, match="GSAM needs the clean gradient"):
-        SharpBackward(model, gsam(0.1))(loss_of(model), ascent=loss_of(model))
+    return range_test(SharpBackward(model, walk), lambda batch: loss_of(model)(), [0])
+
+
+EVERY_OTHER = Schedule(every=2)
+REFUSED = [
+    (lambda: called(sam(0.1), EVERY_OTHER, ascent=True), "weight=1"),
+    (lambda: called(averaging(sam(0.1)), EVERY_OTHER), "weight=1"),
+    (lambda: called(gsam(0.1), ascent=True), "GSAM needs the clean gradient"),
+    (lambda: called(recommended(1.25)[0]), "needs_ascent"),
+    (lambda: called(recommended(1.1), ascent=True), "total_steps"),
+    (lambda: recommended(3), r"2, 1\.25, 1\.1, 1, 'rounding', got 3"),
+    (lambda: range_tested(averaging(ga_sam(budget=0.3, cap=0.05))), "computes no clean one"),
+    (lambda: range_tested(random_offsets(0.1)), "computes no clean one"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), REFUSED)
+def test_what_a_cheaper_walk_can_not_do_is_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_what_would_compare_with_a_clean_gradient_is_left_out():
+    assert range_tested(recommended(1.25)[0]).rows
+    for walk in (sam(0.1), averaging(sam(0.1))):
+        model = network()
+        sharp, loss = SharpBackward(model, walk, detailed=True), loss_of(model)
+        for _ in range(2):
+            model.zero_grad()
+            sharp(loss, ascent=None if walk.method else loss)
+        assert sharp.last.groups.cosines is None
 
 
 @pytest.mark.filterwarnings("ignore:a moving average learns")  # the gradients that wait must be left as they are
@@ -285,17 +298,6 @@ def test_a_recommended_walk_costs_what_its_name_says():
     assert passes == {2: 2.0, 1.25: 1.25, 1.1: 1.1, 1: 1.0, "rounding": 1.0}
 
 
-def test_a_recommended_walk_refuses_to_cost_more():
-    model = network()
-    walk = recommended(1.25)[0]
-    with pytest.raises(ValueError, match="needs_ascent"):
-        SharpBackward(model, walk)(loss_of(model))
-    with pytest.raises(ValueError, match="total_steps"):
-        SharpBackward(model, recommended(1.1))(loss_of(model), ascent=loss_of(model))
-    with pytest.raises(ValueError, match=r"2, 1\.25, 1\.1, 1, 'rounding', got 3"):
-        recommended(3)
-
-
 def test_the_average_begins_with_the_first_finite_gradient():
     """As with a loss scaler, whose first steps overflow."""
     offsets = []
@@ -307,17 +309,6 @@ def test_the_average_begins_with_the_first_finite_gradient():
             sharp(lambda factor=factor, loss=loss: loss() * factor)
         offsets.append(sharp.last.norms[-1])
     assert error(*offsets) < EXACT
-
-
-@pytest.mark.parametrize("walk", [averaging(ga_sam(budget=0.3, cap=0.05)), random_offsets(0.1), recommended(1.25)[0]])
-def test_range_test_says_which_walks_it_can_not_judge(walk):
-    model = network()
-    sharp = SharpBackward(model, walk)
-    if walk.needs_ascent:
-        assert range_test(sharp, lambda batch: loss_of(model)(), [0]).rows
-    else:
-        with pytest.raises(ValueError, match="computes no clean one"):
-            range_test(sharp, lambda batch: loss_of(model)(), [0])
 
 
 def test_another_method_begins_anew():

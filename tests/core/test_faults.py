@@ -1,4 +1,4 @@
-"""Faults at drawn places of drawn steps: nothing is lost, and what bugs would leave behind is noticed.
+"""Faults at drawn places of drawn steps: nothing is lost.
 
 A subject has a twin that gets the same calls without faults. After a fault its weights, `.grad`, schedule and base
 optimizer must be, bit by bit, as before the call or as after a complete one; and its next step must equal the twin's.
@@ -76,11 +76,11 @@ class UserFault(NamedTuple):
 
 
 class Subject:
-    """A model with its walk, whose next call may have a fault. A `bug` does its harm after every failed call."""
+    """A model with its walk, whose next call may have a fault."""
 
-    def __init__(self, case, bug=None):
+    def __init__(self, case):
         torch.manual_seed(case.seed)
-        self.model, self.bug = model_of(case.weights), bug
+        self.model = model_of(case.weights)
         self.parameters = list(self.model.parameters())
         self.base, self.fault, self.passes = None, None, 0
         options = {"schedule": case.schedule, "around": self.around, "in_place": case.in_place}
@@ -98,13 +98,7 @@ class Subject:
         generator = torch.Generator().manual_seed(seed)
         with _disable_current_modes():
             loss = partial(self.loss, *(torch.randint(WORDS, shape, generator=generator) for shape in ((6, 3), (6,))))
-        try:
-            self.sharp(loss) if self.base is None else self.sharp.step(closure_of(loss))
-        except BaseException as failure:
-            if self.bug is not None:
-                with _disable_current_modes(), torch.no_grad():
-                    self.bug(self, failure)
-            raise
+        self.sharp(loss) if self.base is None else self.sharp.step(closure_of(loss))
 
     def loss(self, words, classes):
         self.passes += 1
@@ -147,7 +141,6 @@ class Subject:
 
     def copy(self):
         made = copy.deepcopy(self)
-        made.bug = None
         made.take_gradients(self)
         return made
 
@@ -201,9 +194,9 @@ class AtLine:
 class Pair:
     """A subject, and a twin that gets the same calls without faults."""
 
-    def __init__(self, case, random, bug=None):
+    def __init__(self, case, random):
         self.case, self.random = case, random
-        self.subject, self.twin = Subject(case, bug), Subject(case)
+        self.subject, self.twin = Subject(case), Subject(case)
         for _ in range(2):  # then a walk is next, also with `every`
             self.next_step()
         self.places = {kind: self.count(kind) for kind in (AtOperation, AtLine)}
@@ -272,15 +265,6 @@ class Pair:
         self.twin.load(method=copy.deepcopy(subject.saved().get("method", {})))
 
 
-def campaign(seed, faults, bug=None):
-    """Inject this many faults; the first loss ends it."""
-    random = Random(seed)
-    for _ in range(faults // 6):
-        pair = Pair(draw(random), random, bug)
-        for _ in range(6):
-            pair.inject()
-
-
 @pytest.fixture(autouse=True)
 def interruptible():
     """SIGINT raises KeyboardInterrupt, also in a worker of xdist."""
@@ -290,7 +274,12 @@ def interruptible():
 
 
 def test_no_fault_loses_anything():
-    campaign(seed=11, faults=120)
+    """`python -m benchmarks.mutants` plants bugs in the core; this notices them."""
+    random = Random(11)
+    for _ in range(20):
+        pair = Pair(draw(random), random)
+        for _ in range(6):
+            pair.inject()
 
 
 @pytest.mark.parametrize("by_closure", [False, True])
@@ -300,22 +289,3 @@ def test_an_interrupt_at_any_line_leaves_no_half_step(by_closure):
     assert count > 100
     for place in range(0, count, max(1, count // 100)):
         pair.failure(AtLine(place))
-
-
-BUGS = {
-    "a weight stays": lambda s, failure: s.parameters[0].mul_(1.5),
-    "a weight stays after interrupts": lambda s, failure: (
-        isinstance(failure, KeyboardInterrupt) and s.parameters[-1].mul_(1.5)
-    ),
-    "the offset is subtracted": lambda s, _: [p.add_(0.1).sub_(0.1) for p in s.parameters],  # w + a - a is not w
-    "a failed pass's gradient stays": lambda s, _: [setattr(p, "grad", torch.ones_like(p)) for p in s.parameters],
-    "gradients are replaced by copies": lambda s, _: s.take_gradients(s),
-    "a failed step counts": lambda s, _: s.load(step=s.saved()["step"] + 1),
-}
-
-
-@pytest.mark.parametrize("bug", BUGS)
-def test_what_a_bug_leaves_behind_is_noticed(bug):
-    """`python -m benchmarks.mutants` plants bugs in the core itself."""
-    with pytest.raises(AssertionError, match=r": Case\("):
-        campaign(seed=3, faults=1_500, bug=BUGS[bug])

@@ -9,27 +9,25 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from gasam import MovingAverage, SharpBackward, asam, friendly_sam, ga_sam, random_offsets, sam
+from gasam import MovingAverage, SharpBackward, friendly_sam, ga_sam, random_offsets, sam
 from gasam.integrations.lightning import SharpnessAwareModule
 from problems import batch, network
 from tolerances import flat
 
-# Walks, numbers of micro-batches, clipping or none, and walks on every step or on some.
-CASES = [
-    (ga_sam(0.1, steps=2), 1, None, None), (sam(0.1), 3, 0.25, 2), (asam(0.1), 2, 0.25, None),
-    (ga_sam(budget=0.1, cap=0.05), 3, None, 3),
-]  # fmt: skip
 AVERAGE = replace(ga_sam(budget=0.1, cap=0.05), method=MovingAverage(0.7))
-# Walks in which the framework's own pass is displaced, whether the ascent is on a part, numbers of micro-batches, and
-# clipping.
-CHEAP = {
-    "average": (AVERAGE, False, 3, 0.25),
-    "average, two steps, part": (replace(sam(0.1, steps=2), method=MovingAverage(0.7)), True, 1, None),
-    "random": (random_offsets(0.05), False, 2, None),
-    "part": (ga_sam(budget=0.1, cap=0.05), True, 2, 0.25),
-    "part, mean of two steps": (ga_sam(0.1, steps=2), True, 1, None),
-    "part, last of two steps": (sam(0.1, steps=2), True, 3, None),
-    "part, friendly_sam": (friendly_sam(0.1), True, 1, None),
+# Walks, whether the ascent is on a part, numbers of micro-batches, clipping, and walks on every step or on some. The
+# framework's own pass is clean in the first three and displaced in the others.
+WALKS = {
+    "mean of two steps": (ga_sam(0.1, steps=2), False, 1, None, None),
+    "every other step": (sam(0.1), False, 3, 0.25, 2),
+    "every third step": (ga_sam(budget=0.1, cap=0.05), False, 3, None, 3),
+    "average": (AVERAGE, False, 3, 0.25, None),
+    "average, two steps, part": (replace(sam(0.1, steps=2), method=MovingAverage(0.7)), True, 1, None, None),
+    "random": (random_offsets(0.05), False, 2, None, None),
+    "part": (ga_sam(budget=0.1, cap=0.05), True, 2, 0.25, None),
+    "part, mean of two steps": (ga_sam(0.1, steps=2), True, 1, None, None),
+    "part, last of two steps": (sam(0.1, steps=2), True, 3, None, None),
+    "part, friendly_sam": (friendly_sam(0.1), True, 1, None, None),
 }
 QUIET = {
     "accelerator": "cpu", "devices": 1, "logger": False, "enable_checkpointing": False,
@@ -91,7 +89,7 @@ def plain_loop(
     rates = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=gamma)
     scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
     sharp = SharpBackward(
-        model.parameters(), perturbation, backward=lambda loss: scaler.scale(loss / accumulate).backward(),
+        model, perturbation, backward=lambda loss: scaler.scale(loss / accumulate).backward(),
         around=around, schedule=schedule, accumulation=accumulate,
     )  # fmt: skip
 

@@ -11,7 +11,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import traceback
 from contextlib import contextmanager, suppress
@@ -21,8 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gasam.lab import storage
-from gasam.lab.cli import main
+from gasam.lab import cli, storage
 from gasam.lab.training import loop
 from gasam.lab.training import run as runs
 from gasam.lab.training.loop import Training
@@ -170,7 +168,7 @@ class Run:
         fault()
         sys.argv = ["gasam", *self.words, "--out", str(self.out)]
         try:
-            main()
+            cli.main()
         except SystemExit as ended:
             if ended.code:
                 raise
@@ -217,15 +215,11 @@ def undisturbed(tmp_path_factory, shared, data_dir):
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_run_ends_with_the_same_bits_after_any_fault_of_the_disk(undisturbed):
+def test_a_run_ends_with_the_same_bits_after_any_fault_of_the_disk_and_after_signals(undisturbed):
     chosen = random.Random(7)
     for kind, _ in zip(cycle(["kill", "torn", "power", "EIO", "ENOSPC"]), range(12), strict=False):
         at = chosen.randrange(undisturbed.operations) + 1
         assert undisturbed.after(undisturbed.disk(kind, at)) is None, (kind, at)
-
-
-def test_a_run_ends_with_the_same_bits_after_signals(undisturbed):
-    chosen = random.Random(8)
     for which in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM, signal.SIGINT):
         step = chosen.randrange(undisturbed.steps) + 1
         assert undisturbed.after(lambda step=step, which=which: signalled_at(step, which)) is None, (which, step)
@@ -299,19 +293,7 @@ def test_an_interrupt_while_a_checkpoint_is_written_keeps_the_earlier_one(tmp_pa
     assert list(tmp_path.iterdir()) == [checkpoints.last]
 
 
-STARTING = """
-import os, signal, sys
-from gasam.lab.cli import main
-
-class Finder:
-    find_spec = lambda *module: os.kill(os.getpid(), signal.SIGTERM)
-
-sys.meta_path.insert(0, Finder)
-main()
-"""
-
-
-def test_a_signal_while_the_command_starts_is_told_in_one_sentence():
-    ended = subprocess.run([sys.executable, "-c", STARTING], capture_output=True, text=True, check=False)
-    assert ended.returncode == 130
-    assert ended.stderr == "gasam: interrupted; run the same command to continue\n"
+def test_a_signal_while_the_command_starts_is_told_in_one_sentence(command, monkeypatch):
+    monkeypatch.setattr(cli, "_run", lambda: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(cli, "SIGNALS", (signal.SIGTERM,))  # which `command` sets back
+    assert command() == (130, "", "gasam: interrupted; run the same command to continue\n")

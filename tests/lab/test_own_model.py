@@ -9,20 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.utils import recursively_apply
 from killed_processes import InThisProcess
 from own_tasks import LINE
 from refusals import refusal
 from torch.utils.data import Dataset
 
 from gasam.lab import load
-from gasam.lab import record as records
 from gasam.lab.api import comparison_plans
 from gasam.lab.data.corpus import SPLITS
 from gasam.lab.errors import InputError
-from gasam.lab.families.family import example_count
 from gasam.lab.methods import Walk
-from gasam.lab.report.comparison import Comparison
 from gasam.lab.search import Search, tune
 from gasam.lab.storage import Checkpoints
 from gasam.lab.tasks.own_model import Examples, OwnCorpus
@@ -53,20 +49,6 @@ def test_a_search_chooses_a_walk_that_compare_takes(line, tmp_path):
     found = tune(Search(task=file, trials=1), tmp_path, InThisProcess(), cpu=True)
     [plan] = comparison_plans(file, ["ga-sam"], seeds=1, tuned=tmp_path)
     assert (plan.walk.source, plan.walk.budget) == ("tuned", found.walk["budget"])
-
-
-def test_a_report_needs_the_records_only(line, tmp_path):
-    file = line("\nmetric_decimals = 5\n")
-    for seed in (1, 2, 3):
-        run(make(file, "baseline", seed=seed), tmp_path / "runs", cpu=True)
-    Path(file).unlink()
-    found = [records.read(file) for file in sorted((tmp_path / "runs").glob("*.json"))]
-    [comparison] = Comparison.of(found)
-    table = comparison.table()
-    assert "lower is better" in table.title
-    [row] = table.rows
-    assert row["seeds"] == "3"
-    assert any(re.fullmatch(r"\d\.\d{5} ± \d\.\d{5}", text) for text in row.values())
 
 
 def test_identity_is_of_the_text_not_of_the_place(line, tmp_path):
@@ -133,32 +115,28 @@ def test_the_ascent_on_a_part_of_each_batch_costs_its_share(line, tmp_path):
             family.part(unclear, 6, 0.25)
 
 
-def test_score_is_the_mean_with_its_standard_error(line):
+SUMMARY = "\ndef summary(values):\n    return values.square().mean().sqrt()\n"
+
+
+def test_score_is_the_mean_or_the_summary_with_its_standard_error(line):
     family = family_of(line())
     model = family.model()
     inputs, targets = family.data["valid"].given
-    errors = (model(inputs) - targets).abs().double().detach()
+    errors = (model(inputs) - targets).abs().double().detach().flatten()
     value, error = family.measure(model, "valid")
+    assert (value, error) == pytest.approx((float(errors.mean()), float(errors.std()) / math.sqrt(8)), rel=1e-6)
     torch.manual_seed(0)
     assert family.worthless("valid") == family.measure(family.model(), "valid").value  # the score before training
-    assert value == pytest.approx(float(errors.mean()), rel=1e-6)
-    assert error == pytest.approx(float(errors.std()) / math.sqrt(8), rel=1e-6)
+    value, error = family_of(line(SUMMARY)).measure(model, "valid")
+    assert value == pytest.approx(float(errors.square().mean().sqrt()))
+    # A bootstrap; the delta method for the root of a mean of squares.
+    assert error == pytest.approx(float(errors.square().std()) / math.sqrt(8) / (2 * value), rel=0.35)
 
 
-def test_summary_makes_the_score_and_a_bootstrap_its_error(line):
-    family = family_of(line("\ndef summary(values):\n    return values.square().mean().sqrt()\n"))
-    model = family.model()
-    values = family._values(model, "valid", None)
-    value, error = family.measure(model, "valid")
-    assert value == pytest.approx(float(values.square().mean().sqrt()))
-    # The delta method for the root of a mean of squares.
-    squares = values.square()
-    assert error == pytest.approx(float(squares.std()) / math.sqrt(8) / (2 * value), rel=0.35)
+LOSSES = "\ndef losses(model, batch):\n    return (model(batch[0]) - batch[1]).square().flatten()\n"
 
 
-@pytest.mark.parametrize(
-    "more", ["", "\ndef losses(model, batch):\n    return (model(batch[0]) - batch[1]).square().flatten()\n"]
-)
+@pytest.mark.parametrize("more", ["", LOSSES])
 def test_losses_of_examples_average_to_the_loss(line, more):
     family = family_of(line(more))
     model, batch = family.model(), family.batch(torch.arange(5))
@@ -180,39 +158,28 @@ def optimizer(model, learning_rate):
     assert [group["lr"] for group in training.optimizer.param_groups] == [0.05, 0.25]
 
 
-BROKEN = {
-    "def model(:": "line 1: SyntaxError",
-    "x = 1": "model must be given",
+WRONG = {
+    "def model(:": "line.py: line 1: SyntaxError",
+    "x = 1": "line.py: model must be given",
     LINE.replace("width=1", "width"): "'width' of model() must have a default value",
     LINE.replace("width=1", "batch=1"): "'batch' is a name of the settings",
     LINE.replace('"batch": 4', '"bach": 4'): "there is no setting 'bach'",
     LINE + "\nmetric_decimals = 2.5\n": "metric_decimals must be a whole number",
+    LINE + "\ndef data():\n    return 1, 2\n": "must return three sets",
+    LINE + "\ndef data():\n    return [], [], []\n": "at least one example for train",
+    LINE + "\ndef data():\n    return [(torch.ones(3), torch.ones(2))] * 3\n": "same number of rows, got 2, 3",
+    LINE + "\ndef data():\n    return iter([]), [], []\n": "numbered examples",
+    LINE + "\ndef model():\n    return 3\n": "model() must return a torch.nn.Module, got int",
+    LINE + "\ndef loss(model, batch):\n    return model(batch[0])\n": "got a tensor of shape (4, 1)",
+    LINE + "\ndef metric(model, batch):\n    return 1.0\n": "one value for each of the 4 examples, got float",
 }
 
 
-@pytest.mark.parametrize("text", BROKEN, ids=BROKEN.values())
-def test_a_broken_file_gets_one_sentence(text, tmp_path, command):
-    file = tmp_path / "broken.py"
+@pytest.mark.parametrize("text", WRONG, ids=WRONG.values())
+def test_a_wrong_file_gets_one_sentence(text, tmp_path):
+    file = tmp_path / "line.py"
     file.write_text(text)
-    told = command("train", file, "--out", tmp_path / "runs", "--cpu").refused()
-    assert BROKEN[text] in told
-    assert "broken.py" in told
-
-
-WRONG = {
-    "\ndef data():\n    return 1, 2\n": "must return three sets",
-    "\ndef data():\n    return [], [], []\n": "at least one example for train",
-    "\ndef data():\n    return [(torch.ones(3), torch.ones(2))] * 3\n": "same number of rows, got 2, 3",
-    "\ndef data():\n    return iter([]), [], []\n": "numbered examples",
-    "\ndef model():\n    return 3\n": "model() must return a torch.nn.Module, got int",
-    "\ndef loss(model, batch):\n    return model(batch[0])\n": "got a tensor of shape (4, 1)",
-    "\ndef metric(model, batch):\n    return 1.0\n": "one value for each of the 4 examples, got float",
-}
-
-
-@pytest.mark.parametrize("more", WRONG, ids=WRONG.values())
-def test_a_function_that_returns_something_else_gets_one_sentence(more, line, tmp_path):
-    assert WRONG[more] in refusal(lambda: run(make(line(more)), tmp_path, cpu=True))
+    assert WRONG[text] in refusal(lambda: run(make(str(file)), tmp_path, cpu=True))
 
 
 def test_a_missing_file_is_told(tmp_path, command):
@@ -237,9 +204,6 @@ def test_examples_of_every_form_give_the_same_batches():
         inputs, labels = batch.values() if isinstance(batch, dict) else batch
         assert inputs.tolist() == [[4.0], [1.0]]
         assert labels.tolist() == [4, 1]
-    nested = {"a": [x, "text"], "b": (y,)}
-    half = recursively_apply(lambda part: part[:2], nested)
-    assert (example_count(half), half["a"][1], half["b"][0].tolist()) == (2, "text", [0, 1])
     part = Examples(forms[0], "train").only(torch.tensor([5, 3]))
     assert part.batch(torch.tensor([1]))[1].tolist() == [3]
 

@@ -4,12 +4,10 @@ import gzip
 import io
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 from gasam.lab import load
+from gasam.lab.families.classification import TextClassification
 from gasam.lab.families.family import Sampling
 from gasam.lab.families.translation import PAD
 from gasam.lab.tasks import Origin
@@ -61,8 +60,23 @@ def with_data(trained, task):
     return load(trained[f"{task} baseline"], Origin(), cpu=True)
 
 
-def write_table(file, rows, words=("good", "bad")):
-    return write_lines(file, ["review,stars", *(f"{sentence(i)} {words[i % 2]},{i % 2}" for i in range(rows))])
+def write_table(file, rows, words=("yes", "no")):
+    return write_lines(file, ["review,stars", *(f'"{sentence(i)} {i % 7}",{words[i % 3 == 0]}' for i in range(rows))])
+
+
+@pytest.fixture
+def classified(tmp_path, monkeypatch):
+    """The record of a run on the user's own tables, and its file. 600 rows are more than one batch."""
+    monkeypatch.chdir(tmp_path)
+    for split, rows in (("train", 80), ("valid", 20), ("test", 600)):
+        write_table(tmp_path / f"{split}.csv", rows)
+    named = {split: f"{split}.csv" for split in ("train", "valid", "test")}  # relative to where the run was started
+    plan = make("classify", "baseline", "tiny", origin=Origin(**named, text_column="review", label_column="stars"))
+    record = run(plan, tmp_path / "runs", cpu=True)
+    [file] = (tmp_path / "runs").glob("*.json")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return record, file
 
 
 def test_a_run_loads_with_its_weights_and_scores_what_its_record_says(loaded, trained):
@@ -103,8 +117,7 @@ def test_every_family_is_used_from_its_folder_alone_by_a_new_process(trained, tm
     assert done.returncode == 0, done.stderr
     for (task, given), line in zip(inputs.items(), done.stdout.splitlines(), strict=True):
         known = with_data(trained, task)
-        options = Sampling()
-        assert json.loads(line) == known.family.predict(known.model, given, options)
+        assert json.loads(line) == known.family.predict(known.model, given, Sampling())
         there = torch.load(tmp_path / "away" / f"{names[task]}.pt", weights_only=True)
         assert there.keys() == known.model.state_dict().keys()
         assert same_bits(there.values(), known.model.state_dict().values())
@@ -152,16 +165,9 @@ def test_a_score_can_be_of_the_first_rows_and_is_the_worst_without_numbers(train
     assert loaded.score(loaded.model, "test") == float("inf")
 
 
-def test_classes_are_those_of_the_model_and_their_accuracy_is_the_records(command, tmp_path):
-    """By the command, with a column and classes of the user's own; 600 rows are more than one batch."""
-    for name, rows in (("train", 80), ("valid", 20), ("test", 600)):
-        lines = [f'"{sentence(i)} {i % 7}",{"yes" if i % 3 else "no"}' for i in range(rows)]
-        write_lines(tmp_path / f"{name}.csv", ["review,stars", *lines])
-    files = {name: str(tmp_path / f"{name}.csv") for name in ("train", "valid", "test")}
-    plan = make("classify", "baseline", "tiny", origin=Origin(**files, text_column="review", label_column="stars"))
-    record = run(plan, tmp_path / "runs", cpu=True)
-    [file] = (tmp_path / "runs").glob("*.json")
-    ended = command("predict", file, files["test"], "--json", "--cpu").done()
+def test_classes_are_those_of_the_model_and_their_accuracy_is_the_records(command, classified, tmp_path):
+    record, file = classified
+    ended = command("predict", file, tmp_path / "test.csv", "--json", "--cpu", "--text-column", "review").done()
     found = [json.loads(line) for line in ended.out.splitlines()]
     assert [each["line"] for each in found] == list(range(2, 602))
     right = sum(each["class"] == ("yes" if i % 3 else "no") for i, each in enumerate(found))
@@ -379,16 +385,8 @@ def not_loaded(file, *words, origin=None):
     assert all(word in told for word in words), told
 
 
-def test_a_run_finds_its_own_files_by_itself_or_names_what_is_missing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for split, rows in (("train", 40), ("valid", 10), ("test", 10)):
-        write_table(tmp_path / f"{split}.csv", rows)
-    named = {split: f"{split}.csv" for split in ("train", "valid", "test")}  # relative to where the run was started
-    plan = make("classify", "baseline", "tiny", origin=Origin(**named, text_column="review", label_column="stars"))
-    record = run(plan, tmp_path / "runs", cpu=True)
-    [file] = (tmp_path / "runs").glob("*.json")
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
+def test_a_run_finds_its_own_files_by_itself_or_names_what_is_missing(classified, tmp_path):
+    record, file = classified
 
     def test_score(origin):
         found = load(file, origin, cpu=True)
@@ -399,7 +397,7 @@ def test_a_run_finds_its_own_files_by_itself_or_names_what_is_missing(tmp_path, 
     valid.rename(moved)
     not_loaded(file, f"{valid} is not a file: check --valid")
     assert test_score(Origin(valid=str(moved))) == record.test
-    other = Origin(valid=str(write_table(tmp_path / "other.csv", 10, ("fine", "poor"))))
+    other = Origin(valid=str(write_table(tmp_path / "other.csv", 20, ("no", "yes"))))
     not_loaded(file, "the data found for classify is not the data of this run", origin=other)
     valid.write_bytes(moved.read_bytes().replace(b"\n", b"\r\n"))
     assert test_score(Origin()) == record.test  # the same examples in another file
@@ -428,27 +426,16 @@ def test_a_large_file_is_read_piece_by_piece(trained, tmp_path):
     assert (line, len(read)) == (1, 250)
 
 
-def test_ctrl_c_ends_with_130_and_leaves_no_part_of_a_file(folder, tmp_path):
-    place, found = folder("imdb"), tmp_path / "found"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gasam", "predict", place, "--cpu", "--out", found / "classes.txt"],
-        stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
-    process.stdin.write("a film\n" * 5_000)
-    process.stdin.flush()
-    while not (found.exists() and any(file.stat().st_size for file in found.iterdir())):
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate()
-    assert process.returncode == 130, told
-    assert re.fullmatch(r"gasam: interrupted after [\d,]+ inputs\n", told)
-    assert not list(found.iterdir())
+def test_ctrl_c_ends_with_130_and_leaves_no_part_of_a_file(folder, command, tmp_path, monkeypatch, typed):
+    predict, place = TextClassification.predict, folder("imdb")
+    typed("a film\n" * 400)
 
+    def interrupted(self, model, inputs, options):
+        if len(inputs) < 250:  # the second batch
+            signal.raise_signal(signal.SIGINT)
+        return predict(self, model, inputs, options)
 
-def test_the_lab_is_imported_without_what_it_needs_to_predict():
-    code = (
-        "import sys, gasam.lab; sys.exit('transformers' in sys.modules or 'gasam.lab.training.finished' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    monkeypatch.setattr(TextClassification, "predict", interrupted)
+    ended = command("predict", place, "--cpu", "--out", tmp_path / "found" / "classes.txt")
+    assert (ended.code, ended.out, ended.err) == (130, "", "gasam: interrupted after 250 inputs\n")
+    assert not list((tmp_path / "found").iterdir())
