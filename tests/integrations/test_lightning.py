@@ -122,8 +122,10 @@ def test_a_step_keeps_nothing_until_garbage_is_collected():
     seen = []
 
     class Noting(Sharp):
-        def on_before_backward(self, loss):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
             seen.append(weakref.ref(loss))
+            return loss
 
     module = Noting(perturbation=AVERAGE)
     module.ascent_fraction = 0.25
