@@ -159,17 +159,16 @@ def layer(module):
     return max((name for name in HEIGHT if module == name or module.startswith(f"{name}.")), key=len)
 
 
-class TestLayers:
-    def test_imports_go_down(self):
-        unknown = {m for m in TREES if m.startswith("gasam.lab.") and layer(m) == "gasam"}
-        assert not unknown, "give these modules a place in LAYERS"
-        wrong = [
-            f"{module} imports {other}"
-            for module, tree in TREES.items()
-            for other in imported(tree)
-            if HEIGHT[layer(other)] > HEIGHT[layer(module)] and layer(other) not in ENTRY.get(module, ())
-        ]
-        assert not wrong
+def test_imports_go_down():
+    unknown = {m for m in TREES if m.startswith("gasam.lab.") and layer(m) == "gasam"}
+    assert not unknown, "give these modules a place in LAYERS"
+    wrong = [
+        f"{module} imports {other}"
+        for module, tree in TREES.items()
+        for other in imported(tree)
+        if HEIGHT[layer(other)] > HEIGHT[layer(module)] and layer(other) not in ENTRY.get(module, ())
+    ]
+    assert not wrong
 
 
 # Private names of other libraries, and named tuples' methods, which have an underscore but are public.
@@ -209,10 +208,8 @@ def private_names(tree: ast.AST, own: set[str]) -> set[str]:
     return {name for name in found if name.startswith("_") and not name.startswith("__")} - OF_OTHERS
 
 
-class TestPrivateNames:
-    """Private names of torch are used in one file alone, because they may change between two releases."""
-
-    def test_private_names_of_torch_are_in_one_file(self):
-        own = set().union(*map(defined_names, TREES.values()))
-        found = {module: names for module, tree in TREES.items() if (names := private_names(tree, own))}
-        assert found.keys() == {"gasam.torch_private"}, found
+def test_private_names_of_torch_are_in_one_file():
+    """They may change between two releases."""
+    own = set().union(*map(defined_names, TREES.values()))
+    found = {module: names for module, tree in TREES.items() if (names := private_names(tree, own))}
+    assert found.keys() == {"gasam.torch_private"}, found

@@ -320,8 +320,7 @@ def test_another_method_begins_anew():
     model[0].weight.requires_grad_(True)
     sharp.perturbation = random_offsets(0.1)
     train(sharp, model, 1, torch.optim.SGD(model.parameters(), lr=0.1))
-    norms = flat([p.detach().norm().reshape(1) for p in model.parameters()])
-    assert len(sharp.last.offsets[-1]) == len(norms)
+    assert len(sharp.last.offsets[-1]) == 4
     sharp.perturbation = averaging(sam(0.1))
     model.zero_grad()
     sharp(loss_of(model))

@@ -335,8 +335,3 @@ def test_parameters_may_be_given_in_many_forms():
     two = nn.ModuleList([model, network(seed=1)])
     pairs = [pair for each in two for pair in each.named_parameters()]
     assert labels_of(pairs, lambda x: two[0](x) + two[1](x), BY_MODULE) == ["0", "2"] * 2
-
-
-def test_objects_show_what_they_are():
-    assert repr(SharpBackward(network(), sam(0.1))).startswith("SharpBackward(4 parameters, Perturbation(epsilon=0.1")
-    assert repr(SharpnessAware(sgd(), sam(0.1))).startswith("SharpnessAware(Perturbation(epsilon=0.1")

@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from two_processes import run_two
 
-from gasam import SharpBackward, SharpnessAware, ga_sam, sam, shared_walk
-from problems import batch, loss_of, network
+from gasam import SharpBackward, ga_sam, sam, shared_walk
+from problems import batch, network
 from tolerances import EXACT, error, flat, same_bits
 
 
@@ -89,19 +89,3 @@ def test_two_processes_equal_one_on_the_joint_batch(tmp_path, monkeypatch):
         found = torch.load(tmp_path / f"{accumulate}.pt", weights_only=True)
         options = {"accumulate": accumulate, "clip": 0.25, "batch_size": 8}
         assert error(found, expected(ga_sam(0.1, steps=2), rows(40 * accumulate), **options)) < EXACT
-
-
-def test_closure_optimizer_survives_prepare():
-    """Accelerate puts the optimizer's state through state_dict and back; the closure is handed on."""
-    found = []
-    for prepared in (True, False):
-        AcceleratorState._reset_state(True)
-        accelerator, model = Accelerator(cpu=True), network()
-        optimizer = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), ga_sam(0.1))
-        if prepared:
-            model, optimizer = accelerator.prepare(model, optimizer)
-        for _ in range(5):
-            loss = loss_of(model)
-            optimizer.step(lambda: accelerator.backward(value := loss()) or value)  # noqa: B023
-        found.append(flat(model.parameters()))
-    assert error(*found) < EXACT

@@ -307,7 +307,6 @@ def test_what_shards_weights_or_steps_inside_backward_is_refused_by_name(tmp_pat
 # Walks, shares of the ascent, numbers of micro-batches, and options. The Trainer multiplies the loss by the number of
 # workers where it thinks that the model divides by the tokens of all.
 RUNS = {
-    "one": (SMOOTH, None, 1, {"average_tokens_across_devices": False}),
     "doubled": (SMOOTH, None, 1, {"learning_rate": 0.01}),
     "average": (AVERAGE, None, 2, {"average_tokens_across_devices": False}),
     "part": (SMOOTH, 0.5, 2, {"average_tokens_across_devices": False}),

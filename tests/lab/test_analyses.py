@@ -56,25 +56,19 @@ def by_attack(subject):
     return plain_value(robustness(*subject.on("train", 32), score, (0.1, 0.5), **options))
 
 
-def by_sharpness(subject):
-    ball = Perturbation(epsilon=0.05, norm=2.0, steps=2, scale="one", granularity="model")
-    return {"balls": [{"epsilon": 0.05} | plain_value(sharpness(*subject.on("train", 32), ball, draws=2))]}
-
-
-def by_spectrum(subject):
-    return {"values": top_eigenvalues(*subject.on("train", 32), k=4).values.tolist()}
-
-
-def by_plane(subject):
-    return plain_value(plane(*subject.on("train", 32), points=3))
-
-
+BALL = Perturbation(epsilon=0.05, norm=2.0, steps=2, scale="one", granularity="model")
 COMMANDS = {
     "attack": (["--radii", "0.1,0.5", "--steps", 2, "--restarts", 0, "--judged", 50], by_attack, Attack),
-    "sharpness": (["--epsilon", 0.05, "--steps", 2, "--draws", 2], by_sharpness, Sharpness),
-    "spectrum": (["--k", 4], by_spectrum, Spectrum),
-    "landscape": (["--points", 3], by_plane, Landscape),
-}
+    "sharpness": (
+        ["--epsilon", 0.05, "--steps", 2, "--draws", 2],
+        lambda run: {"balls": [{"epsilon": 0.05} | plain_value(sharpness(*run.on("train", 32), BALL, draws=2))]},
+        Sharpness,
+    ),
+    "spectrum": (
+        ["--k", 4], lambda run: {"values": top_eigenvalues(*run.on("train", 32), k=4).values.tolist()}, Spectrum,
+    ),
+    "landscape": (["--points", 3], lambda run: plain_value(plane(*run.on("train", 32), points=3)), Landscape),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -252,9 +246,8 @@ def test_an_accuracy_and_a_perplexity_have_charts_and_words_of_their_own(trained
         assert (first["x"], first["y"]) == (0.0, float(each.found["clean_metric"])), "it begins at the clean score"
     table = which.table(found, labels)
     assert table.columns == ["corruption", "digits: baseline", "digits: ga-sam", "ptb: baseline", "ptb: ga-sam"]
-    corruptions = [row["corruption"] for row in table.rows]
-    first, last, small = map(corruptions.index, ("L2, 0.1, attack", "L2, 0.5, random", "8-bit weights"))
-    assert first < last < small
+    shown = ["L2, 0.1, attack", "L2, 0.5, random", "8-bit weights"]
+    assert [row["corruption"] for row in table.rows if row["corruption"] in shown] == shown
     [chance] = [row for row in table.rows if row["corruption"] == "a model that knows nothing"]
     assert chance["digits: baseline"] == f"{found[0].found['floor']:.2f}"
     assert not chance.get("ptb: baseline")

@@ -151,7 +151,6 @@ def test_given_options_are_used_and_the_rest_is_kept():
 
 
 WRONG_WALKS = [
-    ("magic", {}, "method must be one of baseline, sam, asam,"),
     ("ga-sam", {"source": "paper"}, "a walk has no option 'source': it has"),
     ("baseline", {"epsilon": 0.1, "same_noise": True}, "the baseline does not walk: leave out --epsilon, or name"),
     ("sam", {"epsilon": -1.0}, "epsilon must be a finite number >= 0, got -1.0"),
@@ -259,7 +258,6 @@ WRONG_SETTINGS = [
     ("imdb", "optimizer", "rmsprop", "optimizer must be one of 'adam', 'adamw' or 'sgd', got 'rmsprop'"),
     ("en-vi", "betas", (0.9, 1.0), "betas must be < 1, got 1.0"),
     ("en-vi", "width", 15, "width must be even and a multiple of heads (2), got 15"),
-    ("mnist", "layers", 3, "there is no setting 'layers': there are epochs, batch, learning_rate, rows"),
 ]
 
 

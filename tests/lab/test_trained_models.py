@@ -263,22 +263,17 @@ def test_inputs_are_read_from_standard_input_and_every_kind_of_file(folder, comm
     }
     for name, content in rows.items():
         assert command("predict", place, write(tmp_path / name, content), "--cpu").out == expected.out, name
+    blank = write(tmp_path / "blank.txt", "one\n\n  \ntwo\n")
+    found = command("predict", place, blank, "--cpu", "--json").out.splitlines()
+    assert [json.loads(line)["line"] for line in found] == [1, 4]
+    shown = command("predict", place, blank, "--cpu")
+    assert [bool(line) for line in shown.out.splitlines()] == [True, False, False, True]
+    assert shown.err == "2 predictions; 2 blank lines without one\n"
     named = write(tmp_path / "named.csv", rows["table.csv"].replace("text,id", "said,id"))
     ended = command("predict", place, named, "--text-column", "said", "--out", tmp_path / "found.txt", "--cpu")
     assert (ended.code, ended.out) == (0, "")
     assert (tmp_path / "found.txt").read_text() == expected.out
     assert ended.err == f"3 predictions; saved: {tmp_path / 'found.txt'}\n"
-
-
-def test_blank_lines_have_no_prediction_and_lines_keep_their_numbers(folder, command, typed):
-    place, text = folder("imdb"), "one\n\n  \ntwo\n"
-    typed(text)
-    shown = command("predict", place, "--cpu")
-    assert [bool(line) for line in shown.out.splitlines()] == [True, False, False, True]
-    assert shown.err == "2 predictions; 2 blank lines without one\n"
-    typed(text)
-    found = [json.loads(line) for line in command("predict", place, "--cpu", "--json").out.splitlines()]
-    assert [each["line"] for each in found] == [1, 4]
 
 
 def test_images_are_read_as_lines_of_pixels_json_or_idx(folder, command, tmp_path, typed, trained):
@@ -380,11 +375,6 @@ def test_a_diverged_run_has_no_weights_to_use(command, tmp_path):
     refused(command("predict", file, "-"), f"{file.stem} has no weights: the run diverged")
 
 
-def not_loaded(file, *words, origin=None):
-    told = refusal(load, file, origin or Origin(), cpu=True)
-    assert all(word in told for word in words), told
-
-
 def test_a_run_finds_its_own_files_by_itself_or_names_what_is_missing(classified, tmp_path):
     record, file = classified
 
@@ -395,16 +385,16 @@ def test_a_run_finds_its_own_files_by_itself_or_names_what_is_missing(classified
     assert test_score(Origin()) == record.test
     valid, moved = tmp_path / "valid.csv", tmp_path / "moved.csv"
     valid.rename(moved)
-    not_loaded(file, f"{valid} is not a file: check --valid")
+    assert f"{valid} is not a file: check --valid" in refusal(load, file, Origin(), cpu=True)
     assert test_score(Origin(valid=str(moved))) == record.test
     other = Origin(valid=str(write_table(tmp_path / "other.csv", 20, ("no", "yes"))))
-    not_loaded(file, "the data found for classify is not the data of this run", origin=other)
+    assert "the data found for classify is not the data of this run" in refusal(load, file, other, cpu=True)
     valid.write_bytes(moved.read_bytes().replace(b"\n", b"\r\n"))
     assert test_score(Origin()) == record.test  # the same examples in another file
 
 
 def test_wrong_arguments_are_told_in_one_sentence(trained):
-    not_loaded(trained["digits baseline"], "digits has its own data", origin=Origin(train="a.csv"))
+    assert "digits has its own data" in refusal(load, trained["digits baseline"], Origin(train="a.csv"), cpu=True)
     loaded = with_data(trained, "imdb")
     assert "split must be one of train, valid, test, got 'dev'" in refusal(loaded.examples, "dev", 3)
     assert loaded.predict([]) == []
