@@ -19,7 +19,7 @@ from gasam.lab.methods import find_method
 from gasam.lab.output import FEW, Table
 from gasam.lab.paper import tables
 from gasam.lab.paper.figures import PAPER
-from gasam.lab.record import AnalysisRecord, Record, as_json, read_analysis
+from gasam.lab.record import AnalysisRecord, Record, as_json
 from gasam.lab.record import read as read_run
 from gasam.lab.report.comparison import Comparison, paired
 from gasam.lab.search import Finding
@@ -52,7 +52,8 @@ def add(folder: Path, root: Path) -> None:
     for run in runs:
         run["curve"] = [{name: point.get(name) for name in CURVE} for point in run["curve"]]
     _merge(root / RUNS, runs)
-    found = [as_json(read_analysis(file)) for file in sorted((folder / "analysis").glob("*.json"))]
+    texts = [file.read_text(encoding="utf-8") for file in sorted((folder / "analysis").glob("*.json"))]
+    found = [each for each in map(json.loads, texts) if "kind" in each]  # the others are tables
     searches = [json.loads(file.read_text(encoding="utf-8")) for file in sorted((folder / "search").glob("*.json"))]
     _merge(root / ANALYSES, [*found, *({"kind": "search"} | each for each in searches)])
 
