@@ -198,7 +198,8 @@ class Training:
         for group, full_rate in zip(self.optimizer.param_groups, self.full_rates, strict=True):
             group["lr"] = full_rate * factor
         self.optimizer.zero_grad()
-        share, options = 1.0, dict[str, Any]()
+        share: float = 1  # a whole number, as are the passes that it is added to
+        options = dict[str, Any]()
         if fraction < 1:
             part, share = self.family.part(whole, chosen.shape[self.family.example_dim], fraction)
             options["ascent"] = lambda: self.family.loss(self.model, *part)
