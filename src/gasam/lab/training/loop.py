@@ -103,6 +103,7 @@ def optimizer_for(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 def rate_factor(recipe: Recipe, epoch: int, update: int, updates: int) -> float:
     """The learning rate of an update as a multiple of the full one, without a state to save in a checkpoint.
 
+    "halving" halves it in every epoch after `halve_after`. The others rise linearly for `warmup` updates, then fall.
     Epoch and update count from 1, the update over all `updates` of the run.
     """
     warmup = max(1, recipe.warmup)
