@@ -102,7 +102,8 @@ def test_no_process_waits_for_ever_for_one_that_failed(make):
             raise ValueError("a batch that can't be read")
         return cross_entropy(model(x), y)
 
-    with pytest.raises((RuntimeError, ValueError), match="can't be read" if fails else "imed out"):
+    # The first whose patience ends leaves the group, which others may notice before their own ends.
+    with pytest.raises((RuntimeError, ValueError), match="can't be read" if fails else "imed out|closed by peer"):
         SharpBackward(list(model.parameters()), ga_sam(0.3, steps=2))(loss)
     if fails:
         time.sleep(2 * PATIENCE)
