@@ -24,6 +24,7 @@ from gasam import (
     recommended,
     sam,
 )
+from gasam.family import Method, Noise
 from problems import TEN_WALKS, Wavy, at_home, closure_of, gradient_of, loss_of, network, reference_walk, shapes_of
 from tolerances import EXACT, error, flat, same_bits
 
@@ -347,3 +348,29 @@ def test_noise_does_not_hide_a_gradient_that_is_not_finite():
     with at_home(model.parameters()):
         sharp(loss)
     assert "not finite" in sharp.last.verdict()
+
+
+def test_an_abandoned_step_does_not_count_in_the_next():
+    """A moving average learns from one micro-batch, whatever was begun before."""
+    w = nn.Parameter(torch.ones(2).double())
+    sharp = SharpBackward([w], momentum_sam(0.1, decay=0.0))
+    for step in range(2):
+        sharp.begin_step(step, last=step == 1)
+        w.grad = None
+        sharp(lambda: w.square().sum())
+    assert error(sharp.state_dict()["method"]["average"][0], torch.full((2,), 2.0).double()) < EXACT
+
+
+def test_a_loss_scale_does_not_change_the_budget_of_noise():
+    class Randomly(Method):
+        def direction(self, g, kept):
+            return Noise(0)
+
+    lengths = []
+    for scale in (1.0, 1024.0):
+        w = nn.Parameter(torch.ones(100).double())
+        walk = ga_sam(budget=0.01, method=Randomly(), cap=10.0)
+        sharp = SharpBackward([w], walk, backward=lambda loss, scale=scale: (loss * scale).backward())
+        sharp(lambda w=w: w.square().sum())
+        lengths.append(sharp.last.norms[-1])
+    assert error(*lengths) < EXACT
