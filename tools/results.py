@@ -30,11 +30,7 @@ PAGE = Path("docs/results.md")
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 CURVE = ("epoch", "valid")
 """What a line keeps of an epoch."""
-TUNED = Path("results")
-"""A folder as the walks of a table stands for tuned ones."""
 PLAIN = "plain training"
-FLATTER = {"radius": True}
-"""The measures of which more is flatter, by their first word."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -120,7 +116,7 @@ def tables_of_the_paper(runs: Sequence[Record]) -> Iterator[str]:
     seen: set[tuple[str, str, str]] = set()
     words, sections = Counter[str](), list[str]()
     for study in map(tables.load, tables.names()):
-        table = study.beside(runs, "small", TUNED)
+        table = study.beside(runs, "small", "tuned")
         rows, known = [], dict[str, None]()
         for row, value in zip(table.rows, table.values, strict=True):
             cell = value["task"], value["paper"], value["key"] or value["row"]
@@ -162,7 +158,7 @@ def flatness(analyses: Sequence[AnalysisRecord]) -> str:
     for (what, task), scores in sorted(found.items()):
         row = {"measure": what, "task": task}
         for method in sorted(methods, key=lambda method: (not method.startswith("plain"), method)):
-            row[method] = compared(scores.get(method, {}), scores.get(PLAIN, {}), FLATTER.get(what.split()[0], False))
+            row[method] = compared(scores.get(method, {}), scores.get(PLAIN, {}), what.startswith("radius"))
         rows.append(row)
     about = (
         "Mean and standard deviation over seeds, or the values of fewer than three. A method is called flatter or "

@@ -146,15 +146,15 @@ class SharpBackward:
     def walks(self) -> bool:
         """Whether the next call runs displaced passes."""
         self._follow()
-        return self._why_plain() is None
+        return self._why_plain(self.clock.strength()) is None
 
-    def _why_plain(self) -> str | None:
-        """Why the next call runs one plain pass; None if it walks."""
+    def _why_plain(self, strength: float) -> str | None:
+        """Why the next call runs one plain pass; None if it walks with this strength."""
         if not self.could_walk:
             return OFF
         if self.clock.between_walks:
             return BETWEEN
-        if self.clock.strength() == 0:
+        if strength == 0:
             return WAITING
         method = self.perturbation.method
         can_climb = self.perturbation.clean_pass or bool(self.kept) or not (method and method.learns)
@@ -198,12 +198,13 @@ class SharpBackward:
         self._follow()
         if self.could_walk:
             self._check(run)
-        plain, strength = self._why_plain(), clock.strength()
+        strength = clock.strength()  # asked once, because a function of the user may answer differently
+        plain = self._why_plain(strength)
         # Not with per_worker, whose last gradient is not alone in `.grad`.
         compares = self.detailed and run.has_clean_pass and not self.per_worker
         fold = None
         if plain is None or (plain == BETWEEN and plan.folds_between):
-            fold = Fold(run, plan, clock, self.kept, apart=compares)
+            fold = Fold(run, plan, clock, self.kept, strength=strength, apart=compares)
         run_pass = run.plain if fold is None else fold
         self.kept.step = clock.state.step
         try:
@@ -225,7 +226,7 @@ class SharpBackward:
             first, trace.passes = run.seen[0], len(run.seen)
             if directions := len(run.seen) - run.number:
                 trace.ascent_loss, trace.losses = first.loss, trace.losses[directions:]
-            trace.strength, trace.step = strength, clock.state.step
+            trace.strength, trace.step = 0.0 if clock.between_walks else strength, clock.state.step
             if plain is None:
                 trace.first = plan.steps + 1 - len(trace.losses)
                 self._watch.add(trace)

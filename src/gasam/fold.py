@@ -47,15 +47,18 @@ class Fold:
     Args:
         run: Runs one pass.
         plan: The walk.
-        clock: The weight and the strength of the walk in this step. Between walks only the clean pass is run.
+        clock: The weight of the walk. Between walks only the clean pass is run.
         kept: What the method keeps.
+        strength: That of the schedule, for the method.
         apart: The last pass starts with empty gradients too, and `finish` combines them, which needs more memory.
             Always so for a method, and for closures if earlier gradients count.
     """
 
-    def __init__(self, run: LossPasses, plan: Perturbation, clock: Clock, kept: Kept, *, apart: bool = False) -> None:
+    def __init__(
+        self, run: LossPasses, plan: Perturbation, clock: Clock, kept: Kept, *, strength: float, apart: bool = False
+    ) -> None:
         self._run, self._parameters, self._kept = run, run.trained, kept
-        self._steps, self._weight, self._strength = plan.steps, clock.weight, clock.strength_of_walk()
+        self._steps, self._weight, self._strength = plan.steps, clock.weight, strength
         self._final = 0 if clock.between_walks else plan.steps  # the last pass
         self._method = plan.own_fold
         self._shares = shares(plan.steps, plan.risk, clock.weight, run.has_clean_pass)

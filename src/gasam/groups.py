@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from operator import attrgetter, is_not
 from typing import Any, NamedTuple
@@ -99,8 +99,8 @@ class Piece:
             self._buffers[name] = torch.zeros_like(self.target, dtype=self.wide)
         return self._buffers[name]
 
-    def without_padding(self, numbers: Tensor, name: str) -> Tensor:
-        """The numbers of this shape, with zeros where there is no weight; valid until the next call with this name."""
+    def without_padding(self, numbers: Tensor) -> Tensor:
+        """The numbers of this shape, with zeros where there is no weight."""
         return numbers
 
     def weights(self) -> Tensor:
@@ -130,13 +130,20 @@ class Packed(Piece):
         """Copy w."""
         copy_all(self.copies, self._tensors)
 
-    def without_padding(self, numbers: Tensor, name: str) -> Tensor:
-        return self.read(self._views_of(numbers), name)
+    def without_padding(self, numbers: Tensor) -> Tensor:
+        return numbers.masked_fill(self._padding, 0.0)
+
+    @cached_property
+    def _padding(self) -> Tensor:
+        padding = torch.ones_like(self.target, dtype=torch.bool)
+        for view in self._views_of(padding):
+            view.fill_(False)
+        return padding
 
     def _views_of(self, matrix: Tensor) -> list[Tensor]:
         """A view of the matrix for each tensor, with the strides of the tensor."""
-        places = accumulate((count * COLUMNS for count in self.counts), initial=int(matrix.storage_offset()))
-        return [matrix.as_strided(*shape, place) for shape, place in zip(self._shapes, places, strict=False)]
+        rows = accumulate(self.counts, initial=0)
+        return [matrix.as_strided(*shape, row * COLUMNS) for shape, row in zip(self._shapes, rows, strict=False)]
 
     def read(self, tensors: list[Tensor], name: str) -> Tensor:
         """The tensors as a matrix, which is kept under this name until the next call."""
@@ -321,7 +328,7 @@ class _Noisy:
             if piece.kind not in memory or memory[piece.kind].numel() < count:
                 memory[piece.kind] = torch.empty(count, device=device, dtype=kind)
             values = memory[piece.kind][:count].copy_(numbers).add_(0.5).div_(127.5)
-            yield piece.without_padding(values.view(piece.target.shape), "noise")
+            yield piece.without_padding(values.view(piece.target.shape))
 
 
 def by_rows(tensor: Tensor, granularity: str) -> bool:

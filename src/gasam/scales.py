@@ -117,7 +117,7 @@ def scale_of_weights(
     found = scale(Group(gradient, weight, gradient.new_ones(1), groups.total, floor))
     if isinstance(scale, Weight) or scale in SCALES.values():
         return found
-    return piece.without_padding(found.expand_as(gradient).contiguous(), "own T")  # which may be anything there
+    return piece.without_padding(found.expand_as(gradient))  # an own scale may give anything there
 
 
 SMALLEST_WEIGHTS = 0.01

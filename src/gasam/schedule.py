@@ -99,10 +99,6 @@ class Clock:
         return self.state.step % self._options.every != 0
 
     def strength(self) -> float:
-        """The strength of the current step."""
-        return 0.0 if self.between_walks else self.strength_of_walk()
-
-    def strength_of_walk(self) -> float:
         """The strength of the current step, also if `every` skips its walk."""
         state, progress = self.state, self._options.progress
         if callable(self.schedule):

@@ -76,6 +76,17 @@ def test_strength_shrinks_ball_and_step_together(perturbation):
     assert error(found, expected) < EXACT
 
 
+def test_a_function_is_asked_once_a_call():
+    """So one answer decides the whole step, also if the next would be another."""
+    asked, model, found = [], network(), []
+    sharp = SharpBackward(model, ga_sam(0.1), schedule=lambda step: asked.append(step) or float(len(asked) % 2))
+    for _ in range(4):
+        sharp(loss_of(model))
+        found.append((sharp.last.strength, sharp.last.passes))
+    assert asked == [0, 1, 2, 3]
+    assert found == [(1.0, 2), (0.0, 1)] * 2
+
+
 def test_a_plain_pass_says_why():
     model, said = network(), []
     sharp = SharpBackward(model, ga_sam(1e-3), schedule=Schedule(every=2, start=2))

@@ -2,7 +2,6 @@
 
 import math
 from decimal import Decimal
-from pathlib import Path
 
 import pytest
 from scipy import stats
@@ -17,8 +16,6 @@ from gasam.lab.tasks import SIZE_NAMES, TASKS
 from gasam.lab.training import plan
 
 TABLES = ("table1", "table2", "table3", "table5")
-FOLDER = Path("runs")
-"""As the walks of a table: the tuned ones."""
 BASELINE = [84.4, 84.5, 84.2, 84.6]
 BETTER, WORSE, EVEN = Difference(0.5, 0.2, 0.8, 4), Difference(-0.5, -0.8, -0.2, 4), Difference(0.1, -0.2, 0.4, 4)
 """What the paper may claim."""
@@ -165,14 +162,14 @@ def test_a_row_has_the_runs_with_its_settings_and_the_asked_walk_beside_the_reco
         return {row["row"]: row["test"]["mean"] for row in rows if row["key"] and row["row"] != "Baseline"}
 
     usual = record("imdb", "ga-sam").test
-    assert shown("table1", FOLDER) == {"GA-SAM": 80.0}
+    assert shown("table1", "tuned") == {"GA-SAM": 80.0}
     assert shown("table1", "paper") == {"GA-SAM": usual}
-    assert shown("table3", FOLDER) == {"K = 1": 80.0, "L-inf, 1 x": usual, "L-inf, 5 x": 80.0}
+    assert shown("table3", "tuned") == {"K = 1": 80.0, "L-inf, 1 x": usual, "L-inf, 5 x": 80.0}
 
 
 def test_what_is_missing_is_told_in_core_hours_and_only_a_tuned_epsilon_contradicts():
     runs = records_of("imdb", {"baseline": BASELINE, "ga-sam": scores(-3)})
-    rows = {row["row"]: row for row in load("table1").beside(runs, "small", FOLDER).rows}
+    rows = {row["row"]: row for row in load("table1").beside(runs, "small", "tuned").rows}
     hours = runs[0].seconds / 3600
     assert rows["GA-SAM"]["verdict"] == f"undecided (epsilon not tuned), {4 * 2 * hours:.1f} core-hours missing"
     assert rows["SAM"]["verdict"] == f"not run, {7 * 2 * hours:.1f} core-hours missing"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from copy import copy, deepcopy
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -87,16 +88,28 @@ class FirstPass(LossPasses):
 
         with suppress(_Forwarded):
             if sharp.walks() and not self.has_clean_pass:
-                kept, method, parameters = sharp.kept, sharp.perturbation.method, sharp.parameters
-                state = None if method is None or method.learns else deepcopy(kept.state_dict(parameters))
-                try:
+                with self._unchanged():
                     self._step(function, backward=without_autocast)
-                finally:
-                    if state is not None:  # restore what a direction has changed, because `fold` begins again
-                        kept.load_state_dict(state, parameters)
             self._pass(0, not sharp.walks())
             function()
         return output
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """Afterwards restore gradients and what a direction has changed, because `fold` begins again."""
+        kept, method, parameters = self.sharp.kept, self.sharp.perturbation.method, self.sharp.parameters
+        state = None if method is None or method.learns else deepcopy(kept.state_dict(parameters))
+        # Without the caller's gradients the step need not copy them, unless its passes write DDP's buckets.
+        shares_memory = self._model is not None and self._model.gradient_as_bucket_view and self.ascent is not None
+        here = [] if shares_memory else parameters
+        gradients = list(map(get_gradient, here))
+        deque(map(set_gradient, here, repeat(None)), maxlen=0)
+        try:
+            yield
+        finally:
+            deque(map(set_gradient, here, gradients), maxlen=0)
+            if state is not None:
+                kept.load_state_dict(state, parameters)
 
     def fold(self, made: Tensor, backward: Backward, *, items: Tensor | float = 1.0) -> Tensor:
         """Run the walk; return the factor by which the framework multiplied the loss, for example 1 / accumulation.

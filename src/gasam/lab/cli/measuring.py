@@ -106,13 +106,14 @@ def reproduce(
     chosen = None if tasks is None else listed("--tasks", tasks)
     origin, numbers = Origin(data_dir), None if seeds is None else range(1, seeds + 1)
     if study not in FIGURES:
-        walks = walks or ("paper" if size == "paper" else "recommended")
-        source: Any = out if walks == "tuned" else walks
+        chosen_walks: Any = walks or ("paper" if size == "paper" else "recommended")
+        source = out if chosen_walks == "tuned" else chosen_walks
         table = tables.load(study)
         with place.engine(cpu, jobs) as engine:
             done = api.run_all(table.plans(size, chosen, numbers, source, origin), out, engine, cpu=cpu)
         found = [job.record for job in done if job.record is not None]
-        beside, name = table.beside(found, size, source), "-".join([study, size, *(chosen or ()), walks])
+        beside = table.beside(found, size, chosen_walks)
+        name = "-".join([study, size, *(chosen or ()), chosen_walks])
         show(beside, done, api.save(beside, found, out / "tables" / name) if found else [], json)
         return
     if walks is not None:

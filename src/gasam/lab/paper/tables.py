@@ -10,7 +10,7 @@ from decimal import Decimal
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from gasam.lab import tasks
 from gasam.lab.errors import InputError
@@ -83,21 +83,23 @@ class Row:
             return replace(made, walk=made.walk.model_copy(update={"source": "paper"}))
         return with_tuned_walk(made, walks) if isinstance(walks, Path) else made
 
-    def ours(self, runs: Comparison, size: str, walks: Walks | Path) -> comparison.Row | None:
+    def ours(self, runs: Comparison, size: str, walks: Walks | Literal["tuned"]) -> comparison.Row | None:
         """Our configuration of this row, with the task's own settings and this walk; the paper's if none was tuned."""
         settings = self.plan(size, 1).settings.model_dump(mode="json")
         usual = [each for each in runs.rows if each.first.settings == settings and each.method == self.method]
         if self.baseline is None:
             return usual[0] if usual else None
-        if isinstance(walks, Path) and "epsilon" not in self.walk:
+        if walks == "tuned" and "epsilon" not in self.walk:
             alike = self.plan(size, 1).walk.model_dump(exclude=SIZE)
             tuned = [each for each in usual if each.walk.source == "tuned" and each.walk.budget is None]
             if found := [each for each in tuned if each.walk.model_dump(exclude=SIZE) == alike]:
                 return found[0]
-        wanted = self.plan(size, 1, "paper" if isinstance(walks, Path) else walks).walk.identity()
+        wanted = self.plan(size, 1, "paper" if walks == "tuned" else walks).walk.identity()
         return next((each for each in usual if each.walk.identity() == wanted), None)
 
-    def beside(self, found: Comparison | None, size: str, walks: Walks | Path) -> tuple[dict[str, str], dict[str, Any]]:
+    def beside(
+        self, found: Comparison | None, size: str, walks: Walks | Literal["tuned"]
+    ) -> tuple[dict[str, str], dict[str, Any]]:
         """The texts and the values of this row: ours, and beside it the recommended walk."""
         ours = None if found is None else self.ours(found, size, walks)
         usual = None
@@ -106,12 +108,12 @@ class Row:
         paper, told, verdict = str(self.paper), "", None  # the baseline has no verdict
         if self.baseline is not None:
             paper += f" ({self.paper.minus(self.baseline):+})"
-            searches = isinstance(walks, Path) and "epsilon" not in self.walk
-            searched = ours is not None and (ours.walk.source == "tuned" or not searches)
+            is_tuned = ours is not None and ours.walk.source == "tuned"
+            lacks_search = walks == "tuned" and "epsilon" not in self.walk and not is_tuned
             verdict = judge(self.paper.claim(self.baseline), ours)
-            if verdict.word == "contradicted" and not searched:
+            if verdict.word == "contradicted" and lacks_search:
                 verdict = Verdict("undecided", "epsilon not tuned")
-            told, hours = str(verdict), self.missing_hours(found, ours, 0 if searched or not searches else TRIALS)
+            told, hours = str(verdict), self.missing_hours(found, ours, TRIALS if lacks_search else 0)
             told += f", {hours:.1f} core-hours missing" if hours else ""
         cost = None if ours is None else ours.relative_cost
         text = {
@@ -182,8 +184,8 @@ class PaperTable:
                 unique.setdefault(run.key("", run.seed), run)
         return list(unique.values())
 
-    def beside(self, records: Sequence[Record], size: str, walks: Walks | Path = "paper") -> Table:
-        """The table with our runs of this size: those with these walks have a verdict; a folder means tuned ones."""
+    def beside(self, records: Sequence[Record], size: str, walks: Walks | Literal["tuned"] = "paper") -> Table:
+        """The table with our runs of this size: those with these walks have a verdict."""
         found = {each.records[0].task: each for each in Comparison.of(run for run in records if run.size == size)}
         shown = [task for task in self.tasks if task in found] or self.tasks
         lines = [row.beside(found.get(task), size, walks) for task in shown for row in self.rows(task)]
