@@ -130,7 +130,7 @@ def test_reproduce_runs_what_is_missing_of_a_table(command, tmp_path):
         "reproduce", "table1", "--size", "tiny", "--tasks", "imdb", "--seeds", 1, "--cpu", "--out", tmp_path
     ).done()
     assert "5 of 6 runs are already there, not run again" in ended.err
-    assert re.search(r"missing: 1 run, about 0\.0 core-hours", ended.err)
+    assert re.search(r"1 run to do: about 1 core-minute, if they take as long as those", ended.err)
     assert re.search(r"; \d+ gradient evaluations", ended.err)
     assert (tmp_path / f"{missing.name(missing.data().hash)}.json").is_file()
     assert "86.11 ± 0.22" in ended.out

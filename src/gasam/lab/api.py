@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from math import nan
+from math import ceil, nan
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -189,8 +189,11 @@ def run_all(plans: Sequence[Plan], out: Path, engine: Engine, *, track: str | No
     missing = [job for job in jobs if job.record is None]
     if len(missing) < len(jobs):
         say(f"{len(jobs) - len(missing)} of {len(jobs)} runs are already there, not run again")
-    if hours := hours_of(missing, [job.record for job in jobs if job.record is not None]):
-        say(f"missing: {counted(len(missing), 'run')}, about {hours:.1f} core-hours if they take as long as those")
+    if missing:
+        hours = hours_of(missing, [job.record for job in jobs if job.record is not None])
+        time = f"{hours:.1f} core-hours" if hours >= 1 else counted(ceil(60 * hours), "core-minute")
+        estimate = f": about {time}, if they take as long as those" if hours else ""
+        say(f"{counted(len(missing), 'run')} to do{estimate}")
     with Live(len(missing)) as live:
         do_all(jobs, out, engine, live.watch, partial(train, track=track, **options))
     return jobs
